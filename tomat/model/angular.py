@@ -1,4 +1,4 @@
-"""Sums over the atoms around a voxel of radial functions times spherical harmonics, by element, and their invariants.
+"""Sums over the atoms around a voxel of radial functions times spherical harmonics, by element.
 
 Shapes: B row, G group of its places, P place, N atom near the group, E element, K radial function, M harmonic.
 """
@@ -16,14 +16,14 @@ BLOCK_POSITIONS = 512
 """Places whose functions and harmonics exist at a time: with 128 atoms of 4 elements 20 MB in float32."""
 
 ATOMS_AT_A_TIME = 32
-"""Of a group, on a CPU; 16 or 64 are no faster."""
+"""Atoms of a group that are summed at a time on a CPU; 16 or 64 are no faster."""
 
 SOFT_A = 0.2
 """Directions are d / sqrt(r^2 + this^2): at a nucleus, where there is none, harmonics above l = 0 vanish smoothly."""
 
 
 def real_harmonics(x: jax.Array, y: jax.Array, z: jax.Array, max_l: int) -> list[jax.Array]:
-    """The (max_l + 1)^2 real solid harmonics of vectors, by degree, times sqrt(4 pi): of unit vectors the squares of
+    """The (max_l + 1)^2 real solid harmonics of vectors, by degree, times sqrt(4 pi): for unit vectors the squares of
     degree l sum to 2 l + 1 (Varshalovich, Quantum Theory of Angular Momentum, 1988, 5.1)."""
     s = [float(root) for root in np.sqrt([3, 15, 5 / 4, 15 / 4, 35 / 8, 105, 21 / 8, 7 / 4, 105 / 4])]
     xx, yy, zz = x * x, y * y, z * z
@@ -46,8 +46,8 @@ def real_harmonics(x: jax.Array, y: jax.Array, z: jax.Array, max_l: int) -> list
 
 
 def angular_functions(basis: RadialBasis) -> int:
-    """Radial functions of the harmonics above l = 0: sums of two neighbouring ones of `basis`. How the density leans
-    varies less with the distance than how much there is, and these sums are most of the work."""
+    """Number of radial functions for the harmonics above l = 0: sums of two neighbouring functions of `basis`. The
+    density's direction varies less with the distance than its amount, and these sums are most of the work."""
     return -(-basis.n // 2)
 
 
@@ -57,8 +57,8 @@ def sums_by_kind(
     """Sums over atoms of radial functions, float32 [B, G, P, K, E], and of those of `angular_functions` times harmonics
     above l = 0, [B, G, P, M, K, E]; both without a gradient.
 
-    Of each group of places, `places` [B, G, P, 3] in A, the atoms near it: `positions` [B, G, N, 3] in A, and `of_kind`
-    [B, G, N, E], 1 where an atom is of a kind, else 0.
+    `places` [B, G, P, 3] has the places of each group, in A. The atoms near a group are in `positions` [B, G, N, 3], in
+    A, and `of_kind` [B, G, N, E], 1 where an atom is of a kind, else 0.
     """
 
     def of_group(positions: jax.Array, of_kind: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -85,7 +85,7 @@ def sums_by_kind(
         return tuple(each.swapaxes(0, 1) for each in sums)
 
     def one_by_one(*arrays: jax.Array) -> Sequence[jax.Array]:
-        """One group after another, and of its atoms, which come first, `ATOMS_AT_A_TIME` until there are no more."""
+        """One group after another, `ATOMS_AT_A_TIME` of its atoms at a time until only padding is left."""
 
         def some_of_group(positions: jax.Array, of_kind: jax.Array, places: jax.Array) -> Sequence[jax.Array]:
             most = -(-len(positions) // ATOMS_AT_A_TIME) * ATOMS_AT_A_TIME
@@ -105,7 +105,7 @@ def sums_by_kind(
         sums = jax.lax.map(lambda each: some_of_group(*each), flat)
         return tuple(each.reshape(*places.shape[:2], *each.shape[1:]) for each in sums)
 
-    # A group has 48 atoms in the mean of the embedded cells and room for 224: 9.8 ms instead of 47 for 1,536 places.
+    # A group has 48 atoms on average in the embedded cells, and room for 224: 9.8 ms instead of 47 for 1,536 places.
     sums = jax.lax.platform_dependent(positions, of_kind, places, cpu=one_by_one, default=rows_at_once)
     spherical, angular = map(jax.lax.stop_gradient, sums)
     return spherical, angular

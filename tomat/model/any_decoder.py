@@ -25,7 +25,7 @@ def build_mask(config: LmConfig) -> AttentionMask:
     if window is None or getattr(config, "use_sliding_window", True) is False:
         return AttentionMask.causal()
     kind = config.get_choice_name(type(config))
-    if kind in ("olmo3", "snowball"):  # these mask for themselves, by layer
+    if kind in ("olmo3", "snowball"):  # these mask by themselves, layer by layer
         return AttentionMask.causal()
     if kind in ("qwen3", "mistral"):  # one window for all layers, which Levanter accepts and does not apply
         return AttentionMask.causal(sliding_window=window)
@@ -36,9 +36,9 @@ def build_mask(config: LmConfig) -> AttentionMask:
 def causal_activations(
     model: LmHeadModel, tokens: NamedArray, *, key=None, added: NamedArray | None = None
 ) -> NamedArray:
-    """The last hidden state, [batch, position, embed], each computed from the tokens, int [batch, position], up to its
-    own. `added`, of the same axes, is added to the embedding of the tokens (`DensityDecoder` alone). The gradient of
-    the embedding is summed in float32 (`embedding.py`), whatever the model computes in."""
+    """The last hidden states, [batch, position, embed]. Each is computed from the tokens, int [batch, position], up to
+    its own position. `added`, with the axes of the result, is added to the embedding of the tokens (`DensityDecoder`
+    alone). The gradient of the embedding is summed in float32 (`embedding.py`), whatever the model computes in."""
     more = {} if added is None else {"added": added}
     activations = with_float32_sums(model).activations(tokens, attn_mask=build_mask(model.config), key=key, **more)
     if isinstance(activations, tuple):
@@ -48,13 +48,13 @@ def causal_activations(
 
 
 def environment_of(config: LmConfig) -> AtomsRead | None:
-    """What a configuration says of the atoms that the model reads: `model.environment`, of a field model the model's
-    own keys; None also for models that cannot read any."""
+    """What a configuration says of the atoms that the model reads: `model.environment`, or a field model's own keys.
+    None also for models that cannot read any."""
     return getattr(config, "environment", None)
 
 
 def is_field(config: LmConfig) -> bool:
-    """Whether it is of a field model; asked of a decoder, `field.py` is not imported for the answer."""
+    """Whether `config` is that of a field model; for a decoder `field.py` need not be imported."""
     return config.get_choice_name(type(config)) == "field"
 
 
@@ -69,14 +69,14 @@ def int8_matmuls_of(config: LmConfig) -> Int8Matmuls | None:
 
 
 class HiddenHead(NamedTuple):
-    """What a model says after each token."""
+    """A model's output after each token."""
 
     hidden: NamedArray
     """[batch, position, embed]; `embed` is longer than the model's where there is a prior."""
     head: NamedArray
     """[vocab, embed]: the product of both is the logits."""
     scale: NamedArray | None = None
-    """float32 [batch, position], e/Å³: of a relative codec, that of the voxel which a position predicts."""
+    """float32 [batch, position], e/Å³: with a relative codec, the scale of the voxel that a position predicts."""
 
 
 def hidden_and_head(
@@ -87,7 +87,7 @@ def hidden_and_head(
     *,
     key=None,
 ) -> HiddenHead:
-    """What the model says after each token, with what it knows of the atoms, if it has an `environment`."""
+    """The model's output after each token, with what it knows of the atoms if it has an `environment`."""
     if not isinstance(model, DensityDecoder) or (environment := model.environment) is None:
         return HiddenHead(causal_activations(model, tokens, key=key), model.get_lm_head())
     if atoms is None or tables is None:

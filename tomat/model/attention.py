@@ -77,8 +77,8 @@ def resolve_backend(
     head_size: int = 128,
     dtype: Any = jnp.bfloat16,
 ) -> Backend:
-    """The backend to use on `platform`; None, an unknown one, is taken for where the step will be compiled. With
-    `interpret` the splash kernels run in Pallas' interpreter, on any platform."""
+    """The backend to use on `platform`. None is an unknown platform: a backend that is set is taken to fit it, and the
+    default is jax_flash. With `interpret` the splash kernels run in Pallas' interpreter, on any platform."""
     unset = backend is None or backend == Backend.DEFAULT
     if unset and platform == "tpu":
         return Backend.SPLASH
@@ -111,7 +111,7 @@ class DensityAttentionConfig(AttentionConfig):
 
     @property
     def heads_in_one(self) -> int:
-        """Heads of keys that attention takes as one, position beside position."""
+        """Number of key heads that attention takes as one, with their positions interleaved."""
         return 2 if self.paired_heads else 1
 
     @property
@@ -125,7 +125,7 @@ class DensityAttention(Attention):
 
     config: DensityAttentionConfig = eqx.field(static=True)
     first_values: NamedArray | None = None
-    """Values of the first layer as they are projected, for one call (`DensityDecoderLayer`); with `value_mix` alone."""
+    """Projected values of the first layer, for one call (`DensityDecoderLayer`); with `value_mix` alone."""
 
     @staticmethod
     def init(config: DensityAttentionConfig, *, key) -> "DensityAttention":
@@ -150,8 +150,8 @@ class DensityAttention(Attention):
         pos_ids: NamedArray | None,
         kernel: RotaryKernel,
     ) -> tuple[NamedArray, NamedArray, NamedArray]:
-        """The result, and keys and values of all positions as attention takes them; with the kernel `attention` keys
-        that are not rotated yet."""
+        """The result, and keys and values of all positions as attention takes them; with the kernel `attention` the
+        keys are not rotated yet."""
         if not isinstance(mask, AttentionMask) or not is_causal_alone(mask):
             said = "attention was called with another mask than a causal one, with or without a sliding window"
             raise TomatError(f"{said}; call the model through tomat.model.any_decoder.causal_activations.")
@@ -184,9 +184,9 @@ class DensityAttention(Attention):
         return tree_checkpoint_name(self.o_proj(attended, key=key_o), ATTENTION_PROJECTION), k, v
 
     def decode(self, x: NamedArray, cache: "KvCache", position: jax.Array) -> "tuple[NamedArray, KvCache]":
-        """Attend to what is kept, and keep what is new; `x` is all positions that the cache is for, [batch, position,
-        embed], or one; `position`, an int scalar, its first: 0 for all. Norm and rotary embedding of a single position,
-        with `qk_rotary.kernel: attention` those of all, are Levanter's (`QkRotaryConfig` says how they differ)."""
+        """Attend to the cached positions, and add the new ones to the cache. `x`, [batch, position, embed], is all
+        positions of the cache, or one; `position`, an int scalar, is its first: 0 for all. Norm and rotary embedding of
+        one position, with `qk_rotary.kernel: attention` of all, are Levanter's (`QkRotaryConfig` says what differs)."""
         Pos, KeyPos = x.resolve_axis("position"), cache.keys.resolve_axis("key_position")
         if Pos.size * self.config.heads_in_one == KeyPos.size:
             kernel = "pallas" if self.config.qk_rotary.kernel == "pallas" else "xla"
@@ -257,7 +257,7 @@ class DensityAttention(Attention):
     def _compute_qkv(
         self, x: NamedArray, *, key, pos_ids: NamedArray | None = None
     ) -> tuple[NamedArray, NamedArray, NamedArray]:
-        """As Levanter's, which has no way to project otherwise (marin-levanter 0.2.227)."""
+        """As Levanter's, which cannot project in one product (marin-levanter 0.2.227)."""
         if not self._fused:
             return super()._compute_qkv(x, key=key, pos_ids=pos_ids)
         q, k, v = self._project(x, key=key)
@@ -307,8 +307,8 @@ class DensityAttention(Attention):
             case _ if config.query_blocks > 1:
                 return causal_attention(q.astype(dtype), k.astype(dtype), v, config.query_blocks)
             case _:
-                # Added and not selected by: the same weights, since a masked one is zero either way, and on a CPU 3 %
-                # of the first demo's step, whose softmax XLA (jaxlib 0.11.1) fuses with a sum alone.
+                # The mask is added, not selected by: a masked weight is zero either way, and on a CPU this saves 3 % of
+                # the first demo's step, since XLA (jaxlib 0.11.1) fuses its softmax with a sum alone.
                 seen = materialize_mask(mask, q.resolve_axis("position"), k.resolve_axis("key_position"))
                 assert seen is not None  # it is causal: `_whole`
                 names = "position", "key_position", "head_size"
@@ -318,8 +318,8 @@ class DensityAttention(Attention):
                 return tree_checkpoint_name(out, ATTENTION_OUTPUT)
 
     def _rotary(self, Pos: Axis, HeadSize: Axis, *, in_attention: bool = False) -> "Rotary":
-        """Norm and rotary embedding of queries and keys, as a kernel takes them; in attention those of a pair of heads,
-        side by side, are rotated alike."""
+        """Norm and rotary embedding of queries and keys, as a kernel takes them; with `in_attention` the interleaved
+        heads of a pair are rotated alike."""
         from tomat.model.norm_rotary import Rotary
 
         heads = self.config.heads_in_one if in_attention else 1
@@ -342,15 +342,15 @@ class DensityAttention(Attention):
 
 
 def paired_up(x: NamedArray, axis: str) -> NamedArray:
-    """Neighbouring heads of keys, of [..., kv_head, ..., axis, head_size], as one, twice as long: position t of the
-    first is 2 t of both, that of the second 2 t + 1. What is causal in the positions of both is then causal in t."""
+    """Neighbouring key heads, of [..., kv_head, ..., axis, head_size], as one head twice as long: position t of the
+    first becomes 2 t, that of the second 2 t + 1. What is causal in these positions is then causal in t."""
     Heads = x.resolve_axis("kv_head")
     apart = x.unflatten_axis(Heads, (Heads.resize(Heads.size // 2), Axis("of_pair", 2)))
     return apart.rearrange((..., axis, "of_pair", "head_size")).flatten_axes((axis, "of_pair"), axis)
 
 
 def heads_apart(x: NamedArray) -> NamedArray:
-    """`paired_up` undone, of what queries read: [..., kv_head, q_heads_per_group, position, head_size]."""
+    """Undoes `paired_up` for what attention gives: [..., kv_head, q_heads_per_group, position, head_size]."""
     Pos = x.resolve_axis("position")
     apart = x.unflatten_axis(Pos, (Pos.resize(Pos.size // 2), Axis("of_pair", 2)))
     apart = apart.rearrange((..., "kv_head", "of_pair", "q_heads_per_group", "position", "head_size"))
@@ -358,8 +358,8 @@ def heads_apart(x: NamedArray) -> NamedArray:
 
 
 def rotary_table(rotary: RotaryEmbeddings, Pos: Axis, HeadSize: Axis) -> jax.Array:
-    """Cosines and, in the second half, sines of any rotary embedding, float32 `[position, head_size]`: whatever its
-    frequencies, it turns (a, b), the halves of a vector, into (a cos - b sin, b cos + a sin), and (1, 0) into both."""
+    """Cosines and, in the second half, sines of any rotary embedding, float32 `[position, head_size]`. Whatever its
+    frequencies, it turns the halves (a, b) of a vector into (a cos - b sin, b cos + a sin): (1, 0) into (cos, sin)."""
     first = hax.arange(HeadSize) < HeadSize.size // 2
     turned = rotary(first.astype(jnp.float32).broadcast_axis(Pos), hax.arange(Pos))
     return turned.rearrange((Pos, HeadSize)).array
@@ -388,11 +388,11 @@ def _norm_rotate_named(x: NamedArray, weight: jax.Array, rotary: "Rotary", confi
 
 
 def joined_product(x: NamedArray, layers: Sequence[Any], axis: str) -> tuple[NamedArray, list[int]]:
-    """What Haliax's `Linear` layers of one input, [..., in], give, one behind another along `axis`, from one product;
-    and the size of each one's part. Their outputs differ in the size of `axis` alone; without that axis an output
-    counts as one along it. The weights stay apart: parameters, optimizer state and checkpoints are those of the layers
-    as they are, and only the product joins them, so a run may turn it on and off at any step. What the input's gradient
-    is summed of is then one product too, over all outputs."""
+    """The outputs of Haliax's `Linear` layers of one input, [..., in], from one product, one behind another along
+    `axis`; and the size of each part. The outputs differ in the size of `axis` alone; one without that axis counts as
+    size 1. The weights stay apart: parameters, optimizer state and checkpoints are those of the layers as they are, and
+    only the product joins them, so a run may turn it on and off at any step. The input's gradient is then one product
+    too, over all outputs."""
     weights = [_with_axis(layer.weight, axis, layers[0].weight) for layer in layers]
     biases = [_with_axis(layer.bias, axis, layers[0].bias) for layer in layers if layer.bias is not None]
     weight = hax.concatenate(axis, weights)
@@ -408,8 +408,8 @@ def parts(joined: NamedArray, axis: str, sizes: Sequence[int]) -> Sequence[Named
 
 
 def can_join(layers: Sequence[Any]) -> bool:
-    """Whether each is Haliax's own `Linear`. Others, such as layers in few bits, are multiplied one by one,
-    to the same result."""
+    """Whether each layer is Haliax's own `Linear`. Others, such as layers in few bits, are multiplied one by one, to
+    the same result."""
     return all(type(layer) is hnn.Linear for layer in layers)
 
 

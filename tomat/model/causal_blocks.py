@@ -1,12 +1,12 @@
-"""Causal attention in plain JAX: Levanter's blockwise one, and one that leaves out what lies above the diagonal: blocks
-of queries, each against the keys up to its last.
+"""Causal attention in plain JAX: Levanter's blockwise algorithm, and one that leaves out what lies above the diagonal.
+It takes blocks of queries, each against the keys up to its last.
 
-For CPUs. Levanter's plain attention computes all scores, and its blockwise one all blocks (`attention.py`); a scan over
-blocks, as there, has one shape and cannot leave any out. Here blocks are written out, so their number is small. The
-backward pass is written by hand (Dao et al. 2022, arXiv:2205.14135, without its tiles of keys): from the log-sum-exp it
-has the weights again without sums or a maximum, and its products have an order that XLA's CPU compiler (jaxlib 0.11.1)
-does not copy scores for. On two processors, the training step of a decoder of 4 layers of 128 on 2 sequences of 512
-tokens took 101 and 102 ms without blocks, 91 and 96 with 2, 90 and 92 with 4, 92 and 91 with 8.
+The second is for CPUs. Levanter's plain attention computes all scores, and its blockwise one all blocks
+(`attention.py`): a scan over blocks has one shape and cannot leave any out. Here blocks are written out, so their
+number is small. The backward pass is written by hand (Dao et al. 2022, arXiv:2205.14135, without its tiles of keys): it
+gets the weights from the log-sum-exp, without sums or a maximum, and has its products in an order for which XLA's CPU
+compiler (jaxlib 0.11.1) copies no scores. On two processors, the training step of a decoder of 4 layers of 128 on 2
+sequences of 512 tokens took 101 and 102 ms without blocks, 91 and 96 with 2, 90 and 92 with 4, 92 and 91 with 8.
 """
 
 import functools
@@ -36,7 +36,7 @@ MASKED = -1e9
 def causal_attention(q: NamedArray, k: NamedArray, v: NamedArray, blocks: int) -> NamedArray:
     """Attend, each position to those up to its own, with float32 scores and weights. `q` and the result have the axes
     [..., kv_head, q_heads_per_group, position, head_size], `k` and `v` [..., kv_head, key_position, head_size]. A
-    checkpoint policy that keeps `ATTENTION_OUTPUT` keeps it and its log-sum-exp."""
+    checkpoint policy that keeps `ATTENTION_OUTPUT` keeps the result and its log-sum-exp."""
     shared = tuple(axis for axis in k.axes if axis.name not in ("kv_head", "key_position", "head_size"))
     named = (*shared, *(q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position", "head_size")))
     queries = flatten_group(q.rearrange(named), shared, "batch").array
@@ -50,7 +50,7 @@ def causal_attention(q: NamedArray, k: NamedArray, v: NamedArray, blocks: int) -
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(blocks: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Of queries [batch, kv_head, group, query, head_size], keys and values [batch, kv_head, key, head_size]."""
+    """Attention: q [batch, kv_head, group, query, head_size], k and v [batch, kv_head, key, head_size]."""
     return _forward(blocks, q, k, v)[0]
 
 
@@ -70,14 +70,14 @@ def _forward(blocks: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax
 
 
 def _forward_rule(blocks: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
-    # Named here: a name on the result alone would keep it, yet compute the log-sum-exp again.
+    # Named here: a name on the result alone would keep the result, yet compute the log-sum-exp again.
     out, log_sum = tree_checkpoint_name(_forward(blocks, q, k, v), ATTENTION_OUTPUT)
     return out, (q, k, v, out, log_sum)
 
 
 def _backward_rule(blocks: int, kept: Any, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     q, k, v, out, log_sum = kept
-    # Of each query, the sum over keys of the weights times their gradients.
+    # For each query, the sum over keys of the weights times their gradients.
     means = (d_out.astype(jnp.float32) * out).sum(-1, keepdims=True)
     d_queries, d_k, d_v = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     for begin, end in _ranges(blocks, q.shape[3]):
@@ -86,7 +86,7 @@ def _backward_rule(blocks: int, kept: Any, d_out: jax.Array) -> tuple[jax.Array,
         weights = jnp.exp(_scores(rows, k[:, :, :end], begin, end) - log_sums)
         d_scores = (weights * (_product(d_rows, v[:, :, :end], 3, 3) - of_rows)).astype(q.dtype)
         d_queries.append(_by_group(_scaled(_product(d_scores, k[:, :, :end], 3, 2)), q.shape[2]))
-        # As [head_size, key], turned round at the end: as [key, head_size] each would copy all scores into that order.
+        # As [head_size, key], transposed at the end: as [key, head_size] each would copy all scores into that order.
         d_k = d_k.at[:, :, :end].add(_product(rows, d_scores, 2, 2).mT)
         d_v = d_v.at[:, :, :end].add(_product(d_rows, weights.astype(v.dtype), 2, 2).mT)
     return jnp.concatenate(d_queries, 3).astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype)
@@ -114,20 +114,20 @@ def _scaled(x: jax.Array) -> jax.Array:
 
 
 def _scores(rows: jax.Array, k: jax.Array, begin: int, end: int) -> jax.Array:
-    """[batch, kv_head, group x query, key] of the queries from `begin` to `end`."""
+    """Scores [batch, kv_head, group x query, key] of the queries from `begin` to `end`."""
     above = jnp.where(jnp.arange(begin, end)[:, None] < jnp.arange(end), MASKED, 0.0)
     groups = rows.shape[2] // (end - begin)
     return _product(rows, k, 3, 3) + jnp.tile(above, (groups, 1))
 
 
 def _product(one: jax.Array, other: jax.Array, axis: int, other_axis: int) -> jax.Array:
-    """Over one axis of each, for every sequence and head; float32."""
+    """Product over one axis of each array, for every sequence and head; float32."""
     dimensions = (((axis,), (other_axis,)), ((0, 1), (0, 1)))
     return jax.lax.dot_general(one, other, dimensions, preferred_element_type=jnp.float32)
 
 
 def is_causal_alone(mask: AttentionMask) -> bool:
-    """Whether a mask is causal and no more than that, but for a sliding window."""
+    """Whether a mask is causal, with no more than a sliding window besides."""
     others = (mask.explicit_mask, mask.causal_offset, mask.bidirectional_window, mask.segment_ids)
     return mask.is_causal and all(other is None for other in others)
 

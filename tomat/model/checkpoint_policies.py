@@ -1,7 +1,7 @@
 """What a decoder keeps of its forward pass for the backward pass, by name: values of `model.gradient_checkpointing`.
 
 A policy is Haliax's `ScanCheckpointPolicy`. One added here is a value of the configuration and of `tomat plan
---policies`; `tests/hardware/test_flops.py` holds that the FLOPs that tomat counts for it are those that XLA counts.
+--policies`; `tests/hardware/test_flops.py` checks that tomat counts the same FLOPs for it as XLA does.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ from tomat.base.errors import TomatError
 QKV = "qkv"
 """Name, for checkpoint policies, of queries, keys and values, after normalisation and rotary embedding."""
 ATTENTION_OUTPUT = "attention_output"
-"""Of what attention yields before its output projection, and of the log-sum-exp of each row of scores."""
+"""Name of the attention output before its projection, and of the log-sum-exp of each row of scores."""
 ATTENTION_PROJECTION = "attention_projection"
-"""Of what the output projection gives, before it is added to the residual stream."""
+"""Name of what the output projection gives, before it is added to the residual stream."""
 MLP_PROJECTIONS = "mlp_projections"
-"""Of what the two input projections of the MLP give."""
+"""Name of what the two input projections of the MLP give."""
 
 
 NAMED_POLICIES: Mapping[str, ScanCheckpointPolicy] = {
@@ -31,8 +31,8 @@ NAMED_POLICIES: Mapping[str, ScanCheckpointPolicy] = {
     # (vanilla attention still computes its scores twice).
     "save_attention": ScanCheckpointPolicy(save_block_internals=[ATTENTION_OUTPUT]),
     # As full, and queries, keys and values are kept as attention takes them: their projections, norms and rotary
-    # embedding run once. With use_qk_norm only the values gain: the gradient of a norm needs what went into it, so
-    # queries and keys are projected again.
+    # embedding run once. With use_qk_norm only the values gain: the gradient of a norm needs its input, so queries and
+    # keys are projected again.
     "save_qkv": ScanCheckpointPolicy(save_block_internals=[QKV]),
     # save_qkv and save_attention together: the output projection, the MLP and the norms are computed again, with
     # use_qk_norm also queries and keys.
@@ -69,7 +69,7 @@ def chosen_policy(choice: bool | str | ScanCheckpointPolicy) -> ScanCheckpointPo
 
 
 def keeps_mlp_projections(policy: ScanCheckpointPolicy) -> bool:
-    """Whether what the MLP's input projections give is kept, here or in the host's memory, by a policy as it is."""
+    """Whether `policy` keeps what the MLP's input projections give, on the device or in the host's memory."""
     internals = policy.save_block_internals
     names = [*policy.offload_block_internals, *(() if isinstance(internals, bool) else internals)]
     return policy.disable or internals is True or MLP_PROJECTIONS in names
@@ -78,9 +78,9 @@ def keeps_mlp_projections(policy: ScanCheckpointPolicy) -> bool:
 def unrolled_policies(
     policy: ScanCheckpointPolicy, num_layers: int, save_mlp_layers: int
 ) -> list[ScanCheckpointPolicy]:
-    """The policy of each unrolled layer: `policy`, and what `save_mlp_layers` adds to the last ones, since the backward
-    pass frees what those keep first, before the gradients of the others are there."""
-    # Without a scan around them XLA would otherwise merge a layer computed again with its first time.
+    """The policy of each unrolled layer: `policy`, with the MLP's projections kept too in the last `save_mlp_layers`
+    layers. The backward pass frees what these keep first, before the gradients of the other layers are there."""
+    # Without a scan around the layers XLA would otherwise merge a layer's recomputation with its first computation.
     policy = dataclasses.replace(policy, prevent_cse=True)
     internals = policy.save_block_internals
     kept = [*(() if isinstance(internals, bool) else internals), MLP_PROJECTIONS]

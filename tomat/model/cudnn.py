@@ -1,6 +1,6 @@
 """Causal attention by cuDNN's fused kernels, on NVIDIA GPUs.
 
-They are those of `jax.nn.dot_product_attention(implementation="cudnn")`, called on one device's part of each array.
+They are the kernels of `jax.nn.dot_product_attention(implementation="cudnn")`, called on each device's part of arrays.
 
 Axis letters: B batch, H heads, S positions, D head size.
 """
@@ -20,14 +20,14 @@ from tomat.model.checkpoint_policies import ATTENTION_OUTPUT
 from tomat.model.sharding import by_heads, on_mesh
 
 LEAST_CAPABILITY, HOPPER = (8, 0), (9, 0)
-"""Compute capabilities: Ampere, the first whose kernels JAX calls, and that from which heads may be larger."""
+"""Compute capabilities: Ampere, the first whose kernels JAX calls, and Hopper, from which heads may be larger."""
 LARGEST_HEAD, LARGEST_HEAD_ON_HOPPER, HEAD_UNIT = 128, 256, 8
-"""Head sizes of the kernels in 16 bit (`check_is_flash_attention` of jax 0.11.1)."""
+"""Largest head sizes of the kernels in 16 bit, and their unit (`check_is_flash_attention` of jax 0.11.1)."""
 
 
 def lacks_cudnn(platform: str | None, head_size: int, dtype: Any) -> str | None:
-    """Why cuDNN cannot attend where the step is traced for, with heads of that size and type; None: it can. Of a GPU
-    that is not here the largest is supposed; of a platform that is not known (None), a GPU."""
+    """Why cuDNN cannot compute attention on the platform that the step is traced for, with heads of that size and type;
+    None: it can. A GPU that is not here is taken to be Hopper; an unknown platform (None) is taken to be a GPU."""
     if platform not in ("gpu", "cuda", None):
         return f"the step is for {platform}; cudnn needs an NVIDIA GPU"
     kind, capability = "a GPU", HOPPER
@@ -50,9 +50,9 @@ def lacks_cudnn(platform: str | None, head_size: int, dtype: Any) -> str | None:
 
 
 def cudnn_attention(q: NamedArray, k: NamedArray, v: NamedArray, window: int | None) -> NamedArray:
-    """Causal attention in a `shard_map` over the mesh in scope; q, k and v as for `splash_attention`, the result
-    [..., position, kv_head, q_heads_per_group, head_size]. `window`: positions that each sees, itself among them. A
-    checkpoint policy that keeps `ATTENTION_OUTPUT` keeps it and its log-sum-exp."""
+    """Causal attention in a `shard_map` over the mesh in scope; q, k and v as for `splash_attention`, the result [...,
+    position, kv_head, q_heads_per_group, head_size]. `window`: positions that each position sees, itself included. A
+    checkpoint policy that keeps `ATTENTION_OUTPUT` keeps the result and its log-sum-exp."""
     arrays, spec, axes = by_heads(q, k, v, "cudnn", positions_first=True)
     seen = None if window is None or window >= q.axis_size("position") else window
     out = on_mesh(partial(_attention, seen), (spec, spec, spec), spec)(*arrays)
@@ -61,12 +61,12 @@ def cudnn_attention(q: NamedArray, k: NamedArray, v: NamedArray, window: int | N
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(window: int | None, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Of queries `[B, S, H, D]`, keys and values with as many heads or fewer."""
+    """Attention of queries `[B, S, H, D]` to keys and values with as many heads or fewer."""
     return forward(q, k, v, scale=_scale(q), window=window)[0]
 
 
 def _forward_rule(window: int | None, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
-    # Named here: a name on the result alone would keep it, yet compute the log-sum-exp again.
+    # Named here: a name on the result alone would keep the result, yet compute the log-sum-exp again.
     out, log_sum = tree_checkpoint_name(forward(q, k, v, scale=_scale(q), window=window), ATTENTION_OUTPUT)
     return out, (q, k, v, out, log_sum)
 

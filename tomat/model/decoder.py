@@ -2,8 +2,8 @@
 
 `DensityDecoderConfig` is the default `model.type`. It differs from Levanter's `qwen3` in that `use_qk_norm`,
 `sliding_window` and `gradient_checkpointing` with unrolled layers do what they say, and in that every tile size of the
-TPU attention kernels is in the configuration. Its classes override `init`: Levanter's return classes written into them.
-Any other Levanter decoder works too, through `any_decoder.py`.
+TPU attention kernels is in the configuration. Its classes override `init`, since Levanter's return classes that are
+fixed in them. Any other Levanter decoder works too, through `any_decoder.py`.
 """
 
 import dataclasses
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from tomat.model.kv_cache import KvCache
 
 Int8Matmuls = Literal["forward", "forward_and_inputs"]
-"""Which products of a linear layer are in int8 (`int8_dot.py`): the layer's own; or that and the one that gives the
-gradient of its input. The product that gives the gradient of the weights never is."""
+"""Which products of a linear layer are in int8 (`int8_dot.py`): the layer's own; or this and the product that gives the
+gradient of its input. The product for the gradient of the weights never is."""
 
 
 @LmConfig.register_subclass("density_decoder")
@@ -79,7 +79,7 @@ class DensityDecoderConfig(Qwen3Config):
         None, free="nothing", unused="densities have tokens of their own; data.layout and the codec decide them"
     )
     flash_attention_block_size: int | None = key(None, free="rounding")
-    """Queries and keys of a block of attn_backend jax_flash."""
+    """Number of queries and of keys in a block of attn_backend jax_flash."""
     scan_layers: bool = key(True, free="rounding")
     """One compiled layer for all, instead of one after another; the layers' arrays are stacked."""
     use_qk_norm: bool = True
@@ -90,13 +90,13 @@ class DensityDecoderConfig(Qwen3Config):
     """Each position sees itself and `sliding_window` - 1 positions before it, in every layer; None: all before it."""
     use_sliding_window: bool | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """False turns `sliding_window` off, as in a Hugging Face configuration; None: on if `sliding_window` is set."""
-    # A string that is none of them is refused with their list, which draccus would not give.
+    # A string that names no backend is refused with their list, which draccus would not give.
     attn_backend: Backend | str | None = key(None, free="rounding")  # pyright: ignore[reportIncompatibleVariableOverride]
     """vanilla, jax_flash, splash or cudnn; None: splash where the step is compiled for TPUs, cudnn on NVIDIA GPUs that
     have it, jax_flash elsewhere."""
     query_blocks: int = key(1, free="rounding")
-    """Blocks of queries of attn_backend vanilla, each against the keys up to its last: of 4, ten parts of sixteen of
-    the scores are computed. Faster on a CPU. 1: all scores at once."""
+    """Number of blocks of queries of attn_backend vanilla, each against the keys up to its last: with 4, ten sixteenths
+    of the scores are computed. Faster on a CPU. 1: all scores at once."""
     splash: SplashBlockSizes = SplashBlockSizes()
     """Tile sizes of the splash attention kernels."""
     whole_head: WholeHeadConfig | None = None
@@ -108,29 +108,29 @@ class DensityDecoderConfig(Qwen3Config):
     fused_gate_up: bool = key(False, free="rounding")
     """The two projections into the MLP are one product. Parameters and checkpoints are as without."""
     flat_mlp: bool = key(False, free="rounding")
-    """Batch and position are one axis in the MLP's products. For CPUs: with two, XLA's compiler (jaxlib 0.11.1) copies
-    gradients into another order, in loops without vectors. Parameters and checkpoints are as without."""
-    # Names before Haliax's own of them.
+    """Batch and position are one axis in the MLP's products. For CPUs: with two axes, XLA's compiler (jaxlib 0.11.1)
+    copies gradients into another order, in loops without vectors. Parameters and checkpoints are as without."""
+    # tomat's names stand first: Haliax gives some of them to other policies.
     gradient_checkpointing: bool | PolicyName | ScanCheckpointPolicy = key("full", free="rounding", entries=True)
     """A name in `checkpoint_policies.py`, true (full), false (off), or the fields of a `ScanCheckpointPolicy`."""
     save_mlp_layers: int = key(0, free="rounding")
-    """The last so many layers, if unrolled, also keep what the MLP's two input projections give."""
+    """Number of last layers, which must be unrolled, that also keep what the MLP's two input projections give."""
     embedding_skip: float = key(0.0, added=True)
-    """The embedding (with what the atoms add to it), times this, is added to what goes into each layer; 0: not."""
+    """The embedding (with what the atoms add to it), times this, is added to the input of each layer; 0: nothing is."""
     value_mix: float = key(0.0, added=True)
-    """The values v of every layer become (1 - value_mix) v + value_mix v1, those of the first (arXiv:2410.17897)."""
+    """The values v of every layer become (1 - value_mix) v + value_mix v1, v1 those of the first (arXiv:2410.17897)."""
     paired_heads: bool = key(False, added=True)
     """Two neighbouring heads of keys, and their queries, attend to one another's keys and values as well: the first of
     a pair to the second's before its own position, the second to the first's up to its own. Both heads of a position
-    are rotated alike. Attention multiplies twice as much."""
+    are rotated alike. Attention takes twice as many products."""
     int8_matmuls: Int8Matmuls | None = None
     """Products of the projections of attention and of the MLP that are in int8: the layers' own (`forward`), or also
     those that give the gradients of their inputs (`forward_and_inputs`); None: none."""
     environment: EnvironmentConfig | None = None
-    """What each position knows of the atoms around its voxel, and the logits' prior; None: the preamble tells alone."""
+    """What a position knows of the atoms around its voxel, and the logits' prior; None: only the preamble has atoms."""
     field: FieldShape | None = key(None, added=True)
-    """The field model from whose density, instead of the sum of atoms, the prior and what is read begin: with the
-    `model` keys of the run whose weights `--warm_start` gives it. They are not trained."""
+    """A field model. The prior and the residual that is read start from its density, not from the sum of atoms. It has
+    the `model` keys of the run whose weights `--warm_start` gives it; these are not trained."""
 
     def __post_init__(self) -> None:
         check_range("model.", self, hidden_dim=1, intermediate_dim=1, num_layers=1, num_heads=1, num_kv_heads=1)
@@ -143,7 +143,7 @@ class DensityDecoderConfig(Qwen3Config):
         self._check_kernels(2 * self.max_seq_len if self.paired_heads else self.max_seq_len)
 
     def _impossible(self) -> Iterator[tuple[object, str]]:
-        """What cannot be, and whether it is; each may rely on those before it."""
+        """Conditions that are refused, each with its message; each may rely on those before it."""
         heads, kv_heads, layers, window = self.num_heads, self.num_kv_heads, self.num_layers, self.sliding_window
         both_heads = f"num_heads is {heads} and num_kv_heads is {kv_heads}"
         yield heads % kv_heads, f"{both_heads}; expected num_heads to be a multiple of num_kv_heads"
@@ -251,7 +251,7 @@ class DensityDecoderConfig(Qwen3Config):
         return parameter_count(self, vocab_size)
 
     def to_hf_config(self, vocab_size: int, config_overrides: dict | None = None):
-        """Refused, where Qwen3's would be another model: what `tomat export` writes needs no counterpart there."""
+        """Refused: Qwen3's would be another model, and what `tomat export` writes needs no counterpart there."""
         raise TomatError("Hugging Face has no density_decoder; `tomat export` writes its weights as a folder.")
 
 
@@ -314,14 +314,14 @@ class DensityDecoderLayer(LlamaDecoderLayer):
         skip: NamedArray | None = None,
         first_values: NamedArray | None = None,
     ) -> NamedArray:
-        """`skip`, with the axes of `x`, is added to it first, and the layer's values are mixed with `first_values`."""
+        """`skip`, with the axes of `x`, is first added to `x`; the layer's values are mixed with `first_values`."""
         if skip is not None:
             x = x + skip
         layer = self.mixing(first_values)
         return super(DensityDecoderLayer, layer).__call__(x, mask, key=key, pos_ids=pos_ids)
 
     def mixing(self, first_values: NamedArray | None) -> "DensityDecoderLayer":
-        """The layer for one call, in which its values are mixed with those of the first layer; None: as it is."""
+        """The layer for one call, with its values mixed with those of the first layer; None: the layer as it is."""
         if first_values is None:
             return self
         attention = dataclasses.replace(cast(DensityAttention, self.self_attn), first_values=first_values)
@@ -378,19 +378,19 @@ class DensityTransformer(LlamaTransformer):
         return self.norm(x)
 
     def skip_of(self, x: NamedArray) -> NamedArray | None:
-        """What of the embedding `x` is added to the input of each layer; None: nothing is."""
+        """The part of the embedding `x` that is added to the input of each layer; None: nothing is added."""
         return self.config.embedding_skip * x if self.config.embedding_skip else None
 
     def first_values_of(self, x: NamedArray, skip: NamedArray | None) -> NamedArray | None:
-        """Values of the first layer, [batch, position, kv_head, head_size], which those of each are mixed with; None:
-        none are. The first layer computes them again: what a scan carries would be kept for every layer."""
+        """Values of the first layer, [batch, position, kv_head, head_size], which are mixed into those of each layer;
+        None: they are not. The first layer computes them again: what a scan carries would be kept for every layer."""
         if self.config.value_mix == 0:
             return None
         first = self.layers.get_layer(0)
         return first.self_attn.v_proj(first.input_layernorm(x if skip is None else x + skip))
 
     def unrolled(self) -> "DensityTransformer":
-        """The same with its layers one by one: a loop around it then slices no stack at each turn."""
+        """The same model with its layers one by one: a loop around it then slices no stack at each turn."""
         blocks = BlockSeq(self.layers.unstacked(), self.config.Layers, self.config.checkpoint_policy)
         return dataclasses.replace(self, layers=cast(BlockFoldable[LlamaDecoderLayer], blocks))
 
@@ -398,7 +398,7 @@ class DensityTransformer(LlamaTransformer):
     def decode_kept(
         self, x: NamedArray, caches: "Sequence[KvCache]", position: jax.Array
     ) -> "tuple[NamedArray, list[KvCache]]":
-        """The last hidden state, from what is kept, and what is kept then; arrays as for `DensityAttention.decode`."""
+        """The last hidden state, from the caches, and the caches after it; arrays as for `DensityAttention.decode`."""
         kept = []
         skip = self.skip_of(x)
         first_values = self.first_values_of(x, skip)
@@ -426,7 +426,7 @@ class DensityDecoder(LlamaLMHeadModel):
         if not config.tie_word_embeddings:
             head = hnn.Linear.init(In=config.Embed, Out=Vocab, key=k_embedding, use_bias=False, out_first=True)
         if config.environment is not None:
-            # A key of its own, so that all other weights are those of the model without it.
+            # A random key of its own, so that all other weights are those of the model without it.
             environment = Environment.init(config.environment, config.Embed, key=jrandom.fold_in(key, 1))
         known = None
         if config.field is not None:
@@ -476,7 +476,7 @@ PRESETS = {
     # 1,065.7 M parameters, 16 heads of 128: the shape of the runs on v6e-32.
     "1b": {"hidden_dim": 2048, "num_layers": 20, "num_heads": 16, "intermediate_dim": 5632},
 }
-"""By the name of a size, its model keys. Parameters are counted with 18,570 ids, of 16,384 density bins."""
+"""Model keys by the name of a size. Parameters are counted with 18,570 ids, of which 16,384 are density bins."""
 
 
 def preset_model(name: str) -> dict[str, Any]:

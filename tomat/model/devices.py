@@ -10,7 +10,7 @@ import jax
 
 from tomat.base.reporting import chosen, level_log, tell
 
-if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
+if TYPE_CHECKING:  # its import takes seconds, before which something should be said
     from tomat.hardware.chips import FoundDevices
 
 DEVICES = Path("/dev")
@@ -20,8 +20,8 @@ TPU_DEVICE_FILES = ("accel[0-9]*", "vfio/[0-9]*")
 
 def ignore_absent_tpu(*, say: bool = True) -> None:
     """Keep JAX from starting libtpu where it is installed for planning, but no TPU is: it would look for one for
-    seconds and complain. To be called before the first device is touched; says so where it decides, unless nothing is
-    to be computed there (`say`). Nothing is changed where JAX was told a platform, where a TPU is, or where another
+    seconds and complain. Call it before the first device is touched. With `say` it prints its decision; leave that out
+    where nothing is to be computed. Nothing changes where JAX was told a platform, where a TPU is, or where another
     plugin (a GPU's) is installed."""
     if jax.config.jax_platforms or importlib.util.find_spec("libtpu") is None:
         return
@@ -34,8 +34,8 @@ def ignore_absent_tpu(*, say: bool = True) -> None:
 
 
 def traced_device_kind() -> str:
-    """JAX's name of the devices that something is traced for: those of the mesh in scope, which may be of a TPU that is
-    not here, else this process's."""
+    """JAX's name of the devices that something is traced for: those of the mesh in scope, which may belong to a TPU
+    that is not here, else this process's."""
     from tomat.hardware.chips import jax_device_kind
 
     mesh = jax.sharding.get_abstract_mesh()
@@ -44,7 +44,7 @@ def traced_device_kind() -> str:
 
 
 def found_devices() -> "FoundDevices":
-    """All devices of the run; once the processes have joined."""
+    """All devices of the run. Call it once the processes have joined."""
     from tomat.hardware.chips import FoundDevices
 
     kinds = sorted({device.device_kind for device in jax.devices()})

@@ -91,9 +91,9 @@ def _backward(spec: _Spec, ids: NamedArray, gradient: NamedArray) -> tuple[Named
 
 
 def _sum_rows(n_rows: int, n_id_axes: int, ids: jax.Array, by_row: jax.Array) -> jax.Array:
-    """Sum of the rows of each id, float32 `[n_rows, ...]`. Sorted first: libtpu 0.0.46 does so with any scatter, and so
-    its fetching of the rows, their cast and the sum become one kernel. Cast before, all of them are written to HBM in
-    float32 (256 MiB for 8 x 8,192 rows of 1,024)."""
+    """Sum of the rows of each id, float32 `[n_rows, ...]`. The ids are sorted first, as libtpu 0.0.46 does for any
+    scatter; this way the gather of the rows, their cast and the sum become one kernel. If they are cast before, all
+    rows are written to HBM in float32 (256 MiB for 8 x 8,192 rows of 1,024)."""
     ids, by_row = ids.reshape(-1), by_row.reshape(-1, *by_row.shape[n_id_axes:])
     ids, order = lax.sort((ids, lax.iota(jnp.int32, ids.size)), num_keys=1)
     rows = by_row.at[order].get(mode="promise_in_bounds", unique_indices=True).astype(jnp.float32)

@@ -1,8 +1,8 @@
-"""What a position of a sequence knows of the atoms around the voxel that it predicts, and a prior of its logits.
+"""What a position of a sequence knows of the atoms around the voxel that it predicts, and a prior for its logits.
 
-Every position gets sums, over the atoms near its voxel (`model/nearby_atoms.py`), of radial functions weighted by what
-is learnt of each element; and the logits start as a distribution around the promolecule
-(`data/density/promolecule.py`), which a shift and a width read off the last hidden state move and sharpen.
+Every position gets sums, over the atoms near its voxel (`model/nearby_atoms.py`), of radial functions weighted by
+learnt numbers of each element. The logits start as a distribution around the promolecule
+(`data/density/promolecule.py`); a shift and a sharpness from the last hidden state move and sharpen it.
 
 Shapes: B sequence, T position, N atom near the patch, E element among them, K radial function, C channel, M anchor of
 the prior.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tomat.data.density.promolecule import Promolecule
 
 ATOM_DENSITY_PER_A3 = 0.08
-"""Of a common solid; scales the radial sums to about one."""
+"""Atoms per Å³ in a common solid; scales the radial sums to about one."""
 LOG_FLOOR_E_PER_A3 = 0.01
 """Densities are compared as log(rho + this): below it differences cost NMAE nothing."""
 BLOCK_POSITIONS = 1024
@@ -56,11 +56,11 @@ class EnvironmentConfig:
     basis: RadialBasis = field(default_factory=RadialBasis)
     """Radial functions; those of the promolecule, whose values are sums of the same functions."""
     max_atoms: int = 128
-    """Atoms near a patch, periodic images too, that a row has room for; the loader says how many it would need."""
+    """Most atoms near a patch, periodic images too, that a row has room for; the loader says how many it needs."""
     max_elements: int = 8
-    """Different elements among them that a row has room for."""
+    """Most different elements among them that a row has room for."""
     prior_anchors: int = 64
-    """Densities between which the prior is interpolated; 0: no prior."""
+    """Number of densities between which the prior is interpolated; 0: no prior."""
     prior_width: float = 0.15
     """Width of the prior of a fresh model, in log density."""
 
@@ -76,35 +76,35 @@ MOST_L = 3
 """Largest degree of the harmonics of a field model."""
 DESCRIPTORS = 3
 """Electronegativity, covalent radius, valence electrons. Networks for single voxels, trained without some compounds,
-had an NMAE on these of 4.8 % with what is learnt of an element alone, 3.2 % with it beside these three (median of 4
+had an NMAE on these compounds of 4.8 % with learnt numbers of an element alone, 3.2 % with these three too (median of 4
 choices): nitrogen, strontium or aluminium is in few compounds, electronegativity in all."""
 MOST_DESCRIPTORS = 6
-"""Those, then period, atomic radius and first ionisation energy: a field model of 2,000 steps without 26 of the
+"""The three, then period, atomic radius and first ionisation energy. A field model of 2,000 steps without 26 of the
 embedded compounds had 1.41 % on these (geometric mean of compounds) with all six, 1.62 % with three."""
 
 
 @dataclass(frozen=True)
 class FieldShape:
-    """Knobs of what a field model (`model/field.py`) has learnt, alone or inside a decoder."""
+    """Settings that the weights of a field model (`model/field.py`) depend on, alone or inside a decoder."""
 
     basis: RadialBasis = field(default_factory=RadialBasis)
     """Radial functions; those of the promolecule, whose values are sums of the same functions."""
     max_l: int = MOST_L
-    """Largest degree of the spherical harmonics; 0: what the model knows of the atoms has no angles."""
+    """Largest degree of the spherical harmonics; 0: the model knows no angles."""
     channels: int = 8
     """Learnt numbers of an element, each with sums of its own."""
     descriptors: int = key(DESCRIPTORS, added=True)
-    """What is known of an element beside what is learnt of it: 3, electronegativity, covalent radius and valence
-    electrons; to 6, period, atomic radius and first ionisation energy."""
+    """Number of known properties of an element, beside the learnt numbers: the first 3 are electronegativity, covalent
+    radius and valence electrons, then come period, atomic radius and first ionisation energy."""
     products: int = 8
-    """Combinations of the sums of each degree above 0 of which all pairs are multiplied: the power spectrum."""
+    """Combinations of the sums of each degree above 0; all pairs of them are multiplied: the power spectrum."""
     hidden_dim: int = 128
     """Width of the network between the invariants and the density."""
     hidden_layers: int = 3
-    """Of the network, beyond the first, which takes in the invariants: 3 are four hidden layers."""
+    """Hidden layers of the network beyond the first, which takes in the invariants: 3 make four hidden layers."""
     members: int = 1
-    """Models that differ in their first weights alone and learn beside one another from the same sums, most of the
-    work; the density is their mean, and how far they lie apart says how far to trust it."""
+    """Number of models that differ only in their first weights and learn beside one another from the same sums, which
+    are most of the work. The density is their mean; their spread says how far to trust it."""
 
     def check(self, section: str) -> None:
         """Refuse numbers that cannot be; `section`, such as `model.`, stands before a key in the refusal."""
@@ -121,7 +121,7 @@ class EnvironmentTables:
     bin_values: np.ndarray
     """float32 [bin]: density of each density id, e/Å³; or with `offset_e_per_a3` its ratio to the promolecule."""
     offset_e_per_a3: float | None = None
-    """That of a relative codec (`data/codec/relative.py`), whose bins are of (rho + this) / (promolecule + this)."""
+    """Offset of a relative codec (`data/codec/relative.py`), whose bins are of (rho + this) / (promolecule + this)."""
 
     def bin_logs(self) -> np.ndarray:
         """float64 [bin]: the logarithm of each bin's density, with `LOG_FLOOR_E_PER_A3`, or of its ratio."""
@@ -133,10 +133,10 @@ class EnvironmentTables:
 def environment_tables(
     promolecule: "Promolecule", bin_values: np.ndarray, offset_e_per_a3: float | None = None
 ) -> EnvironmentTables:
-    """The constants of a run, the last two as of `EnvironmentTables`; the promolecule also tells valence electrons."""
+    """The constants of a run; the last two as in `EnvironmentTables`. The promolecule also has valence electrons."""
     descriptors = np.zeros((len(SYMBOLS) + 1, MOST_DESCRIPTORS), np.float32)
     for number, electrons in promolecule.electrons().items():
-        # Centred and scaled by what the 30 elements of the embedded densities have. Without a value: the middle.
+        # Centred and scaled to the 30 elements of the embedded densities. Without a value: the middle.
         electronegativity, radius_a = pauling_electronegativity(number), atomic_radius_a(number)
         ionization_ev = ionization_energy_ev(number)
         descriptors[number] = (
@@ -154,22 +154,22 @@ class Sums(eqx.Module):
     features: NamedArray
     """[batch, position, sum], the compute type."""
     expected: NamedArray | None
-    """float32 [batch, position]: what the voxel is expected to be from the atoms alone, as `bin_logs` says it: the
-    promolecule, or the density of a field model. None: the promolecule, of a relative codec, which is 0."""
+    """float32 [batch, position]: what is expected of the voxel from the atoms alone, in the terms of `bin_logs`: the
+    promolecule, or the density of a field model. None: the promolecule with a relative codec, which is 0 there."""
     expected_read: NamedArray | None
-    """The same of the voxel that the position reads, which the one before predicts."""
+    """The same for the voxel that the position reads, which the position before predicts."""
     scale: NamedArray | None = None
-    """float32 [batch, position], e/Å³: of a relative codec, promolecule + offset (`EnvironmentTables`)."""
+    """float32 [batch, position], e/Å³: with a relative codec, promolecule + offset (`EnvironmentTables`)."""
 
 
 class Embedding(eqx.Module):
-    """What the environment adds at each position, and what of the voxel that is read the prior begins from."""
+    """What the environment adds at each position, and what the prior takes from the voxel that is read."""
 
     vector: NamedArray
     """[batch, position, embed], the compute type."""
     log_ratio_read: NamedArray | None = None
-    """float32 [batch, position]: of a relative codec, the logarithm of the ratio that is read to the one expected; 0
-    where none is."""
+    """float32 [batch, position]: with a relative codec, the logarithm of the ratio that is read over the one expected;
+    0 where none is read."""
 
 
 def radial_functions(basis: RadialBasis, distance_a: jax.Array) -> jax.Array:
@@ -193,15 +193,15 @@ class Environment(eqx.Module):
     """Embedding of the atoms around each voxel, and the prior's two numbers."""
 
     elements: NamedArray
-    """[element, channel]: what is learnt of Z = 0..118; row 0 is no atom and counts for nothing."""
+    """[element, channel]: learnt numbers of Z = 0..118; row 0 is no atom and has no effect."""
     descriptors: NamedArray
-    """[descriptor, channel]: what each descriptor adds to it."""
+    """[descriptor, channel]: what each descriptor adds to these numbers."""
     network: hnn.MLP
-    """Sums to the residual stream."""
+    """From the sums to the residual stream."""
     prior: hnn.Linear | None
-    """Last hidden state to the prior's shift and the logarithm of its sharpness; zero at first."""
+    """From the last hidden state to the prior's shift and the logarithm of its sharpness; zero at first."""
     prior_of_sums: hnn.Linear | None
-    """The embedding of the sums to the same two: after 600 steps of a small decoder 4.7 % error, 5.5 without."""
+    """From the embedding of the sums to the same two: 4.7 % error after 600 steps of a small decoder, 5.5 without."""
     config: EnvironmentConfig = eqx.field(static=True)
 
     @staticmethod
@@ -223,7 +223,7 @@ class Environment(eqx.Module):
         self, tokens: NamedArray, atoms: PatchAtoms, tables: EnvironmentTables, field: PatchField | None = None
     ) -> Sums:
         """Radial sums at the voxel of token p + 1 for each position p; the tokens tell where the density begins.
-        `field`: what is expected there, instead of the promolecule."""
+        `field` gives what is expected there, instead of the promolecule."""
         dtype = self.elements.dtype
         Position = tokens.resolve_axis("position")
         ids = tokens.rearrange(("batch", "position")).array
@@ -248,8 +248,8 @@ class Environment(eqx.Module):
             # bfloat16 would round the promolecule, which is a sum of these, by 0.4 %.
             return jnp.einsum("bpkn,bne->bpke", functions, of_kind.astype(functions.dtype), precision="high")
 
-        # Summed by element before anything learnt is in them: the backward pass needs these sums alone, 128 numbers a
-        # position, and no function of a distance again.
+        # Summed by element before any weight enters: the backward pass needs these sums alone, 128 numbers a position,
+        # and no function of a distance again.
         by_kind = jax.lax.stop_gradient(in_blocks(block, places))
         neutral = jnp.asarray(tables.promolecule)[kinds]
         promolecule = jnp.einsum("bpke,bek->bp", by_kind, neutral, precision="highest")
@@ -278,9 +278,9 @@ class Environment(eqx.Module):
 
     @named_call
     def embedding(self, tokens: NamedArray, sums: Sums, tables: EnvironmentTables) -> Embedding:
-        """What the network makes of the sums, and of the residual of the voxel that is read,
-        how far its density lies from what was expected there, in log density: that of the next voxel is nearly the
-        same. Where no density is read it is 0, and said to be none."""
+        """What the network makes of the sums, and of the residual of the voxel that is read: how far its density lies
+        from the one expected there, in log density. The residual of the next voxel is nearly the same. Where no density
+        is read the residual is 0, and marked as missing."""
         ids = tokens.rearrange(("batch", "position")).array - DENSITY_START
         logs = jnp.asarray(tables.bin_logs(), jnp.float32)
         read = (ids >= 0) & (ids < len(logs))
@@ -301,22 +301,22 @@ class Environment(eqx.Module):
         self, hidden: NamedArray, head: NamedArray, embedding: Embedding, sums: Sums, tables: EnvironmentTables
     ) -> tuple[NamedArray, NamedArray]:
         """Hidden states and head whose product is the logits with the prior added. A distribution around any density is
-        the mean of those around the two anchors next to it (exactly, for quadratic log-densities): so the prior is M
-        more components of both, and every way to compute logits, of whatever precision and layout, has it."""
+        the mean of those around the two anchors next to it (exactly, for quadratic log-densities). So the prior is M
+        more components of both, and logits have it however they are computed, in whatever precision and layout."""
         return self.wide_hidden(hidden, embedding, sums, tables), self.wide_head(head, tables, DENSITY_START)
 
     def wide_hidden(
         self, hidden: NamedArray, embedding: Embedding, sums: Sums, tables: EnvironmentTables
     ) -> NamedArray:
-        """`with_prior`'s hidden states: the weights of the anchors are beside them."""
+        """`with_prior`'s hidden states, with the weights of the anchors appended."""
         if self.prior is None or self.prior_of_sums is None:
             return hidden
         Batch, Position, Embed = (hidden.resolve_axis(name) for name in ("batch", "position", "embed"))
         anchors, _ = prior_columns(tables.bin_logs(), self.config)
         both = self.prior(hidden) + self.prior_of_sums(embedding.vector)
         numbers = both.rearrange(("batch", "position", "prior_number")).array.astype(jnp.float32)
-        # The density lies around what is expected; of a relative codec its ratio to that around the one of the voxel
-        # before, if one is read.
+        # The density lies around the expected one. With a relative codec, its ratio to that lies around the ratio of
+        # the voxel before, if one is read.
         known = [each.array for each in (sums.expected, embedding.log_ratio_read) if each is not None]
         centre = sum(known[1:], known[0]) + numbers[..., 0]
         place = jnp.clip((centre - anchors[0]) / (anchors[1] - anchors[0]), 0.0, len(anchors) - 1.0)
@@ -326,7 +326,7 @@ class Environment(eqx.Module):
         return hax.auto_sharded(NamedArray(wide, (Batch, Position, Axis("embed", Embed.size + len(anchors)))))
 
     def wide_head(self, head: NamedArray, tables: EnvironmentTables, first_bin: int) -> NamedArray:
-        """`with_prior`'s head, whose row `first_bin` is that of density id 0: beside it each anchor's log-density."""
+        """`with_prior`'s head, with each anchor's log-density appended; row `first_bin` is that of density id 0."""
         if self.prior is None:
             return head
         _, columns = prior_columns(tables.bin_logs(), self.config)
@@ -343,16 +343,16 @@ def log_densities(bin_values: np.ndarray) -> np.ndarray:
 
 
 def prior_columns(logs: np.ndarray, config: EnvironmentConfig) -> tuple[np.ndarray, np.ndarray]:
-    """The anchors, float32 [M], in log density or ratio as are the bins, float64 [bin], and the log-density of each bin
-    around each of them, [bin, M]: near an anchor a Gaussian of `prior_width`; beyond some widths it falls linearly, as
-    errors of promolecules do."""
+    """The anchors, float32 [M], in log density or log ratio like the bins, float64 [bin]; and the log-density of each
+    bin around each anchor, [bin, M]. Near an anchor it is a Gaussian of `prior_width`; beyond some widths it falls
+    linearly, as errors of promolecules do."""
     anchors = np.linspace(logs.min(), logs.max(), config.prior_anchors)
     z = (logs[:, None] - anchors) / config.prior_width
     return anchors.astype(np.float32), (1.0 - np.sqrt(1.0 + z**2)).astype(np.float32)
 
 
 def feature_scale(basis: RadialBasis) -> np.ndarray:
-    """float64 [K]: one over one and the sum that a common solid would have."""
+    """float64 [K]: 1 / (1 + s), where s is the sum that a common solid would have."""
     r = np.linspace(0.0, basis.cutoff_a, 501)
     sums = ATOM_DENSITY_PER_A3 * np.trapezoid(basis(r) * (4 * np.pi * r**2)[:, None], r, axis=0)
     return np.reciprocal(1.0 + sums)

@@ -1,5 +1,5 @@
-"""The field model: a density at any point as the promolecule's there, times what a small network makes of the atoms
-around it. It has no layers and reads no density; its rows are scattered voxels, with the structure beside them.
+"""The field model: a density at any point is the promolecule's, times what a small network makes of the atoms around
+it. It has no transformer layers and reads no density; its rows are scattered voxels, with the structure beside them.
 
 Shapes: B row, P position, N atom near the row's voxels, E element among them, K radial function, C channel, Q product.
 """
@@ -38,7 +38,7 @@ MOST_LOG_RATIO = 6.0
 """A density is between exp(-this) and exp(this) times the promolecule's."""
 LEAST_DEVIATION = 1e-4
 MOST_DEVIATIONS = 8.0
-"""Standard deviations of an invariant over the training that the network is told of, at most."""
+"""Limit of the network's inputs, in standard deviations of an invariant over the training set."""
 
 
 @LmConfig.register_subclass("field")
@@ -47,10 +47,10 @@ class FieldConfig(FieldShape, LmConfig):
     max_seq_len: int = 0
     """Voxels of a row, filled in from the data; 0: not known yet."""
     max_atoms: int = 160
-    """Atoms near 32 voxels of a row that lie together, periodic images too, that there is room for; the loader says how
-    many it would need."""
+    """Most atoms, periodic images too, near 32 voxels of a row that lie together; the loader says how many a row
+    needs."""
     max_elements: int = 3
-    """Different elements among them that a row has room for."""
+    """Most different elements among them that a row has room for."""
 
     def __post_init__(self) -> None:
         self.check("model.")
@@ -66,25 +66,25 @@ class FieldConfig(FieldShape, LmConfig):
 
     @property
     def environment(self) -> "FieldConfig":
-        """What the model reads of the atoms, by the name that a decoder has for it (`any_decoder.environment_of`)."""
+        """What the model reads of the atoms, under the name that decoders have (`any_decoder.environment_of`)."""
         return self
 
     @property
     def invariants(self) -> int:
-        """Numbers that the network is told of a voxel: sums of l = 0, products of each l above, the promolecule."""
+        """Number of the network's inputs for a voxel: sums of l = 0, products of each l above, the promolecule."""
         return self.basis.n * self.channels + self.max_l * self.products * (self.products + 1) // 2 + 1
 
 
 class ElementEmbedding(eqx.Module):
-    """What is learnt of each element. Levanter's optimizers decay no weight of a class named Embedding."""
+    """Learnt numbers of each element. Levanter's optimizers decay no weight of a class named Embedding."""
 
     weight: NamedArray
     """[element, channel], Z = 0..118."""
     descriptors: NamedArray
-    """[descriptor, channel]: what each descriptor adds to it."""
+    """[descriptor, channel]: what each descriptor adds to these numbers."""
 
     def of(self, kinds: jax.Array, tables: EnvironmentTables) -> jax.Array:
-        """[..., C] of elements by Z, int [...]; 0, no atom, is nothing."""
+        """Numbers [..., C] of the elements of these Z, int [...]; zeros for 0, which is no atom."""
         weight = self.weight.rearrange(("element", "channel")).array
         descriptors = self.descriptors.rearrange(("descriptor", "channel")).array
         known = jnp.asarray(tables.descriptors[:, : len(descriptors)], weight.dtype) @ descriptors
@@ -92,12 +92,12 @@ class ElementEmbedding(eqx.Module):
 
 
 class StatisticsLayerNorm(eqx.Module):
-    """Centres and scales each invariant by what it has over the training set; no gradient reaches them, and no decay
-    (which Levanter's optimizers leave out for classes named LayerNorm)."""
+    """Centres and scales each invariant by its mean and deviation over the training set. These get no gradient, and no
+    decay (Levanter's optimizers leave it out for classes named LayerNorm)."""
 
     mean: NamedArray
     deviation: NamedArray
-    """[invariant]: of some rows of the training set, when a run begins (`train/loop.py`)."""
+    """[invariant]: both are those of some rows of the training set, set when a run begins (`train/loop.py`)."""
 
     def __call__(self, invariants: jax.Array) -> jax.Array:
         mean, deviation = (jax.lax.stop_gradient(each.array) for each in (self.mean, self.deviation))
@@ -105,7 +105,7 @@ class StatisticsLayerNorm(eqx.Module):
 
 
 class AtomSums(NamedTuple):
-    """What is computed of the atoms around each place, in which nothing learnt is."""
+    """Sums over the atoms around each place. They do not depend on the weights."""
 
     kinds: jax.Array
     """int [B, E]: Z of the elements; 0: none."""
@@ -118,11 +118,11 @@ class AtomSums(NamedTuple):
 
 
 class FieldMember(eqx.Module):
-    """From the sums of atoms to the logarithm of the density over the promolecule's."""
+    """Computes the logarithm of the density over the promolecule's from the sums over atoms."""
 
     elements: ElementEmbedding
     projections: NamedArray
-    """[degree, radial, channel, product]: of each degree above 0, what of its sums is multiplied."""
+    """[degree, radial, channel, product]: for each degree above 0, the combinations of its sums that are multiplied."""
     norm: StatisticsLayerNorm
     network: hnn.MLP
     config: FieldConfig = eqx.field(static=True)
@@ -134,7 +134,7 @@ class FieldMember(eqx.Module):
         Degree, Radial = Axis("degree", config.max_l), Axis("radial", angular_functions(config.basis))
         elements = ElementEmbedding(
             0.1 * hax.random.normal(k_elements, (Axis("element", len(SYMBOLS) + 1), Channel)),
-            # As large a sum of however many.
+            # Keeps the size of the sum the same for any number of descriptors.
             0.7
             * float(np.sqrt(DESCRIPTORS / config.descriptors))
             * hax.random.normal(k_descriptors, (Axis("descriptor", config.descriptors), Channel)),
@@ -153,8 +153,8 @@ class FieldMember(eqx.Module):
         return FieldMember(elements, projections, norm, network, config)
 
     def invariants(self, sums: AtomSums, tables: EnvironmentTables) -> jax.Array:
-        """What the network is told, before the norm, [B, P, invariant]: rotations, shifts, supercells and other orders
-        of atoms leave it as it is."""
+        """The network's inputs before the norm, [B, P, invariant]. Rotations, shifts, supercells and other orders of
+        the atoms do not change them."""
         config, dtype = self.config, self.projections.dtype
         elements = self.elements.of(sums.kinds, tables)
         scale = jnp.asarray(feature_scale(config.basis), dtype)
@@ -163,7 +163,7 @@ class FieldMember(eqx.Module):
         projections = self.projections.rearrange(("degree", "radial", "channel", "product")).array
         one, other = np.triu_indices(config.products)
         for harmonics, projection in zip(degree_slices(config.max_l), projections, strict=True):
-            # Elements and functions at once: what would be between, 16 x 15 x 8 numbers a voxel, took twice as long.
+            # Elements and functions at once: with a result in between, of 16 x 15 x 8 a voxel, it took twice as long.
             mixed = jnp.einsum("bec,kcq,k->bkeq", elements, projection, scale[::2])
             projected = jnp.einsum("bpmke,bkeq->bpmq", sums.angular[:, :, harmonics].astype(dtype), mixed)
             spectrum = jnp.einsum("bpmq,bpmr->bpqr", projected, projected) / projected.shape[2]
@@ -172,7 +172,7 @@ class FieldMember(eqx.Module):
         return jnp.concatenate(parts, axis=-1)
 
     def log_ratio(self, sums: AtomSums, tables: EnvironmentTables, axes: tuple[Axis, Axis]) -> jax.Array:
-        """float32 [B, P], within `MOST_LOG_RATIO`."""
+        """Logarithm of the density over the promolecule's, float32 [B, P], within `MOST_LOG_RATIO`."""
         told = self.norm(self.invariants(sums, tables))
         named = hax.auto_sharded(NamedArray(told, (*axes, Axis("invariant", self.config.invariants))))
         found = self.network(named).rearrange(axes).array.astype(jnp.float32)
@@ -180,7 +180,7 @@ class FieldMember(eqx.Module):
 
 
 Moments = tuple[jax.Array, jax.Array, jax.Array]
-"""Of some voxels: how many, and the sums of what each member's network is told of them and of its squares, [member,
+"""The number of some voxels, and the sums over them of each member's invariants and of their squares, [member,
 invariant]."""
 
 
@@ -218,8 +218,8 @@ class FieldModel(LmHeadModel[FieldConfig]):
         size: int,
         tables: EnvironmentTables,
     ) -> AtomSums:
-        """Of the atoms, int [B, group, N] and float32 [B, group, N, 3], near each `size` places of [B, P, 3]; `kinds`,
-        int [B, E], are the elements among them."""
+        """Sums over the atoms, int [B, group, N] and float32 [B, group, N, 3], near each `size` places of [B, P, 3];
+        `kinds`, int [B, E], are the elements among the atoms."""
         config = self.config
         of_kind = (numbers[..., None] == kinds[:, None, None]) & (kinds > 0)[:, None, None]
         rows, n_places = places.shape[:2]
@@ -238,7 +238,7 @@ class FieldModel(LmHeadModel[FieldConfig]):
     @named_call
     def densities(self, atoms: ScatteredAtoms, tables: EnvironmentTables) -> tuple[list[NamedArray], NamedArray]:
         """The density of each member at each place, and the promolecule's, all float32 [batch, position], e/Å³. Where
-        the promolecule fades, they do."""
+        the promolecule fades, the members do too."""
         sums = self.sums(atoms, tables)
         axes = atoms.places.resolve_axis("batch"), atoms.places.resolve_axis("position")
         return self._densities(sums, tables, axes), hax.auto_sharded(NamedArray(sums.promolecule, axes))
@@ -250,7 +250,7 @@ class FieldModel(LmHeadModel[FieldConfig]):
     @named_call
     def of_patches(self, atoms: PatchAtoms, places: jax.Array, tables: EnvironmentTables) -> jax.Array:
         """The density at places of patches, [B, P, 3] in A from their first voxel: float32 [B, P], e/Å³, the mean of
-        the members. What is learnt here takes no gradient from it."""
+        the members. The weights of the field model get no gradient from it."""
         known = jax.lax.stop_gradient(self)
         numbers = atoms.numbers.rearrange(("batch", "atom")).array[:, None]
         positions = atoms.positions.rearrange(("batch", "atom", "xyz")).array[:, None]
@@ -265,7 +265,7 @@ class FieldModel(LmHeadModel[FieldConfig]):
         return in_blocks(block, places)
 
     def moments(self, atoms: ScatteredAtoms, tables: EnvironmentTables, is_voxel: jax.Array) -> Moments:
-        """`is_voxel`, bool [B, P]: not padding, whose places are no voxels."""
+        """The moments of these voxels; `is_voxel`, bool [B, P], is False for padding, whose places are no voxels."""
         sums = self.sums(atoms, tables)
         told = jnp.stack([member.invariants(sums, tables).astype(jnp.float32) for member in self.members])
         told = jnp.where(is_voxel[..., None], told, 0.0).reshape(len(self.members), -1, told.shape[-1])
@@ -275,7 +275,7 @@ class FieldModel(LmHeadModel[FieldConfig]):
         """The model with the statistics of those voxels."""
         count, total, squares = (np.asarray(each, np.float64) for each in moments)
         mean = total / count
-        # An invariant that is the same everywhere tells nothing, and is not blown up.
+        # An invariant that is the same everywhere tells nothing; the least deviation keeps it from being blown up.
         deviation = np.sqrt(np.maximum(squares / count - mean**2, 0.0)) + LEAST_DEVIATION
         members = []
         for member, *arrays in zip(self.members, mean, deviation, strict=True):
@@ -298,5 +298,5 @@ class FieldModel(LmHeadModel[FieldConfig]):
 
 
 def field_model(Vocab: Axis, shape: FieldShape, *, key) -> FieldModel:
-    """Of fresh weights, for a decoder that begins from it."""
+    """A field model with fresh weights, for a decoder that begins from one."""
     return FieldModel.init(Vocab, FieldConfig(**vars(shape)), key=key)

@@ -3,7 +3,7 @@
 The matrix units of a v6e do twice as many products a second on int8 as on bfloat16 (`hardware/chip_table.py`). Both
 operands are cut to 8 bits where they are multiplied, and nowhere else: parameters, gradients, optimizer state and
 checkpoints are as without. Each row of the input and each column of the weights has its own scale; sums are int32. The
-gradients are straight-through, those of the product of the numbers as they were before (Bengio et al. 2013,
+gradients are straight-through: those of the product of the numbers before they were cut (Bengio et al. 2013,
 arXiv:1308.3432; in int8 training: SwitchBack, Wortsman et al. 2023, arXiv:2304.13013, which leaves the gradient of the
 weights in 16 bits too).
 """
@@ -27,7 +27,7 @@ the same model compiled in another way, its layers in a loop or one by one, gave
 
 
 class Int8DotGeneral(eqx.Module):
-    """In the place of `jax.lax.dot_general` in a Haliax `Linear`. It has no arrays: no checkpoint knows of it."""
+    """Takes the place of `jax.lax.dot_general` in a Haliax `Linear`. It has no arrays: no checkpoint knows of it."""
 
     products: str = eqx.field(static=True)
 
@@ -57,7 +57,7 @@ class Int8DotGeneral(eqx.Module):
 
 
 class _How(NamedTuple):
-    """Of a product, all but its operands, as `jax.lax.dot_general` takes it."""
+    """All arguments of a product but its operands, as `jax.lax.dot_general` takes them."""
 
     dims: DotDimensionNumbers
     precision: lax.PrecisionLike
@@ -69,12 +69,12 @@ def int8_dot_general(
     lhs: jax.Array, rhs: jax.Array, dims: DotDimensionNumbers, dtype: DTypeLike, out_sharding: Any = None
 ) -> jax.Array:
     """The product of both in int8, summed in int32, without batch axes. Each slice along the axes that are contracted
-    is divided by its largest magnitude over 127 and rounded to nearest. What it is off by, of Gaussian numbers: the
-    step over sqrt(12) for each operand, 1 % of the result where 1,000 to 10,000 are summed."""
+    is divided by its largest magnitude over 127 and rounded to nearest. The error, for Gaussian numbers, is the step
+    over sqrt(12) for each operand: 1 % of the result where 1,000 to 10,000 are summed."""
     import qwix
 
     def quantised(x: jax.Array, contracted: Any) -> Any:
-        # In float32: qwix's scales have the type of the array, and would be multiplied with the sums in it.
+        # In float32: qwix's scales have the type of the array, and would be multiplied with the sums in that type.
         kept = [axis for axis in range(x.ndim) if axis not in contracted]
         return qwix.quantize(x.astype(jnp.float32), jnp.int8, channelwise_axes=kept, calibration_method=_LARGEST_AT_127)
 
@@ -86,7 +86,7 @@ def int8_dot_general(
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _product(lhs: jax.Array, rhs: jax.Array, how: _How, products: str) -> jax.Array:
-    del products  # of the backward pass alone
+    del products  # for the backward pass alone
     return int8_dot_general(lhs, rhs, how.dims, how.dtype, how.out_sharding)
 
 
@@ -109,13 +109,13 @@ def _backward(how, products, kept, gradient):
 
 
 def _input_gradient(gradient: jax.Array, rhs: jax.Array, dims: DotDimensionNumbers, ndim: int) -> jax.Array:
-    """Gradient of the input, from that of the result: a product over the axes of the weights that the result has."""
+    """Gradient of the input, from that of the result: a product over the axes that weights and result share."""
     (lhs_in, rhs_in), _ = dims
     rhs_out = [axis for axis in range(rhs.ndim) if axis not in rhs_in]
     n_rows = gradient.ndim - len(rhs_out)
     over = (tuple(range(n_rows, gradient.ndim)), tuple(rhs_out))
     found = int8_dot_general(gradient, rhs, (over, ((), ())), gradient.dtype)
-    # Its axes: those of the input that were not contracted, then those of the weights that were, in their order there.
+    # Axes of `found`: those of the input that were not contracted, then those of the weights that were, in order.
     rows = [axis for axis in range(ndim) if axis not in lhs_in]
     order = [*rows, *(lhs_in[rhs_in.index(axis)] for axis in sorted(rhs_in))]
     return found.transpose([order.index(axis) for axis in range(ndim)])

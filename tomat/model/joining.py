@@ -1,5 +1,5 @@
-"""How the processes of a run find one another: whether there are others, where they meet, and what is missing while
-they are waited for."""
+"""How the processes of a run find one another: whether there are others, where they meet, and what is missing while the
+start waits for them."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ from tomat.base.layout import COORDINATOR_PORT
 from tomat.base.reporting import tell
 from tomat.base.stages import StartStages
 
-if TYPE_CHECKING:  # its import takes seconds, of which something should have been said
+if TYPE_CHECKING:  # its import takes seconds, before which something should be said
     from levanter.distributed import DistributedConfig
 
     from tomat.model.relay import Relay
@@ -26,14 +26,14 @@ JAX's own limit ends the process by SIGABRT."""
 OPEN_SECONDS = 600.0
 """How long libtpu may take to open the chips of a slice."""
 HEARTBEAT_SECONDS = 300
-"""After which JAX ends a process because of another that is gone, by SIGABRT and a page of stacks; `HostWatch` knows it
+"""Seconds after which JAX ends a process because another is gone, by SIGABRT and a page of stacks; `HostWatch` knows
 sooner, and says so in a line."""
 _relays: "list[Relay]" = []
-"""This process's own, if it has one: `jax.distributed` starts once in a process."""
+"""This process's relay, if it has one: `jax.distributed` starts once in a process."""
 
 
 def missing(how: "DistributedConfig", hosts: Sequence[str] = ()) -> str:
-    """What the start waits for, as far as it can be told from here; `hosts`: the addresses of those of a TPU slice in
+    """What the start waits for, as far as it can be told from here; `hosts`: the addresses of a TPU slice's hosts in
     their order, where they are known."""
     address, count, index = how.coordinator_address, how.num_processes, how.process_id
     if address is None or index is None or count is None:
@@ -78,7 +78,7 @@ def connected_to(port: int) -> set[str]:
         found = psutil.Process().net_connections(kind="tcp")
     except psutil.Error:
         return set()
-    # Of this process itself there are two ends of one connection; the client's has the port at its far end.
+    # A connection of this process to itself is listed at both ends; the client's end has the port at its far side.
     own = {(one.laddr.ip, one.laddr.port) for one in found if one.raddr and one.raddr.port == port}
     far = [one.raddr for one in found if one.raddr and one.laddr.port == port and one.status == psutil.CONN_ESTABLISHED]
     return {one.ip.removeprefix("::ffff:") for one in far if (one.ip, one.port) not in own}
@@ -86,8 +86,8 @@ def connected_to(port: int) -> set[str]:
 
 def joining(given: "DistributedConfig") -> "tuple[DistributedConfig, Sequence[str]] | None":
     """How this process joins others, by its configuration, Slurm or a TPU's metadata, and the addresses of the hosts of
-    a TPU slice; without a coordinator's address JAX finds it (Slurm, Open MPI). None: it is the only one, as also one
-    that only mpi4py knows. Levanter (0.2.227) asks all of JAX's kinds of cluster whether they are there, and mpi4py's
+    a TPU slice; without a coordinator's address JAX finds it (Slurm, Open MPI). None: the process is the only one, also
+    if only mpi4py is there. Levanter (0.2.227) asks all of JAX's kinds of cluster whether they are there, and mpi4py's
     is wherever the package is; JAX (0.11.1) itself takes it by name only, and then finds no address."""
     from levanter.distributed import DistributedConfig, LevanterSlurmCluster
 
@@ -123,8 +123,8 @@ def joining(given: "DistributedConfig") -> "tuple[DistributedConfig, Sequence[st
 
 
 def join_processes(distributed: "DistributedConfig", stages: StartStages | None = None) -> None:
-    """Start `jax.distributed` where there are other processes, and say of each stage what it waits for; within
-    `JOIN_SECONDS`, where Levanter gives half an hour."""
+    """Start `jax.distributed` where there are other processes, within `JOIN_SECONDS` (Levanter gives half an hour), and
+    say of each stage what it waits for."""
     from iris.cluster.client.job_info import get_job_info
 
     if not distributed.initialize_jax_distributed:
@@ -153,7 +153,7 @@ def join_processes(distributed: "DistributedConfig", stages: StartStages | None 
     if count != 1:
         begin(f"waiting for {where}", JOIN_SECONDS, partial(missing, how, hosts))
     if address is not None and index is not None and index > 0:
-        from tomat.model.relay import Relay  # of a pod alone
+        from tomat.model.relay import Relay  # needed on a pod alone
 
         host, _, port = address.rpartition(":")
         _relays.append(Relay(host.strip("[]"), int(port)))
@@ -170,7 +170,7 @@ def join_processes(distributed: "DistributedConfig", stages: StartStages | None 
 
 
 def when_coordinator_is_cut(act: Callable[[], bool]) -> None:
-    """Call `act` when the coordinator's host is gone; if it gives False, JAX ends this process in its own way. Nothing
-    is told on host 0, and where JAX has found the coordinator by itself."""
+    """Call `act` when the coordinator's host is gone; if it gives False, JAX ends this process in its own way. `act` is
+    never called on host 0, nor where JAX has found the coordinator by itself."""
     for relay in _relays:
         relay.on_cut = act

@@ -1,11 +1,11 @@
 """Keys and values that decoding keeps: as attention takes them, or in 8 bits.
 
-In 8 bits every vector of a head at a position is whole numbers from -127 to 127 and one scale, a 127th of its largest
-magnitude. The scale leaves the sum over the vector, and so neither keys nor values are ever numbers again as a whole:
-the score of a key is the query times the whole numbers, times the scale; a weight takes the scale of its value before
-it is multiplied with the whole numbers. XLA would nevertheless make numbers of a whole cache to multiply them on a CPU
-(measured: as many bytes as the cache that it replaces), so that products take `TILE_POSITIONS` at a time, of fewer
-than twice as many all.
+In 8 bits every vector of a head at a position is codes, whole numbers from -127 to 127, and one scale, a 127th of its
+largest magnitude. The scale can be taken out of the sum over the vector, so the cache as a whole is never turned back
+into floats: the score of a key is the query times the codes, times the scale; a weight is multiplied by the scale of
+its value, and then by the codes. On a CPU XLA would still turn a whole cache into floats to multiply it (measured: as
+many bytes as the cache that it replaces), so products take `TILE_POSITIONS` at a time, or all if they are fewer than
+twice as many.
 
 Shapes: B batch, H key-value heads, G queries of a head, P queried positions, K kept positions, D head size.
 """
@@ -23,7 +23,7 @@ from levanter.layers.attention import AttentionBackend, AttentionConfig, dot_pro
 from tomat.model.causal_blocks import MASKED
 
 TILE_POSITIONS = 128
-"""Kept positions whose numbers exist at once in a product. (A choice: the lanes of a TPU's vector registers.)"""
+"""Kept positions whose floats exist at once in a product. (A choice: the lanes of a TPU's vector registers.)"""
 
 LARGEST_CODE = 127
 """Codes are symmetric: -128 is not used."""
@@ -32,27 +32,27 @@ _F32 = jnp.float32
 
 
 class KeysValues(eqx.Module):
-    """Keys and values of a layer as attention takes them; of paired heads half the heads, and twice the positions."""
+    """Keys and values of a layer as attention takes them; with paired heads half the heads, and twice the positions."""
 
     keys: NamedArray
     """[batch, kv_head, key_position, head_size], normalised and rotated."""
     values: NamedArray
 
     def written(self, keys: NamedArray, values: NamedArray, position: jax.Array) -> "KeysValues":
-        """With those of as many positions as are given, from `position` on."""
+        """The cache with the given keys and values in the positions from `position` on."""
         return KeysValues(_put(self.keys, keys, position), _put(self.values, values, position))
 
     def attended(self, q: NamedArray, seen: NamedArray, dtype) -> NamedArray:
-        """What queries read: `q`, [batch, kv_head, q_heads_per_group, position, head_size], normalised and rotated, not
-        scaled; `seen`, bool [key_position], or [position, key_position]."""
+        """What attention gives for `q`, [batch, kv_head, q_heads_per_group, position, head_size], normalised and
+        rotated, not scaled; `seen` is bool [key_position], or [position, key_position]."""
         arrays, how = (q, self.keys, self.values, seen), AttentionBackend.VANILLA
         names = "position", "key_position", "head_size"
         return dot_product_attention(*names, *arrays, attention_dtype=dtype, attn_backend=how)
 
 
 class Int8KeysValues(eqx.Module):
-    """As `KeysValues`, in 8 bits. Scales are float32: in bfloat16 their rounding, up to 2^-9, would be added to every
-    code's of up to 1/254 of the largest, to save 2 of the 132 bytes of a vector of 128."""
+    """As `KeysValues`, in 8 bits. Scales are float32: in bfloat16 their rounding error, up to 2^-9, would add to that
+    of every code, up to 1/254 of the largest, to save 2 of the 132 bytes of a vector of 128."""
 
     keys: NamedArray
     """int8 [batch, kv_head, key_position, head_size]."""
@@ -84,7 +84,7 @@ KvCache = KeysValues | Int8KeysValues
 
 
 def empty_cache(config: AttentionConfig, Batch: Axis, length: int, dtype, kv_cache_dtype: str) -> KvCache:
-    """Of one layer and `length` positions, zero: in 8 bits if `kv_cache_dtype` is int8, else in `dtype`."""
+    """Zeros for one layer and `length` positions: in 8 bits if `kv_cache_dtype` is int8, else in `dtype`."""
     # Heads before positions, as attention contracts them: the other order is copied at each step.
     heads = 2 if getattr(config, "paired_heads", False) else 1
     Heads = config.KVHeads.resize(config.KVHeads.size // heads)
@@ -99,14 +99,14 @@ def empty_cache(config: AttentionConfig, Batch: Axis, length: int, dtype, kv_cac
 
 
 def kv_cache_bytes(config: AttentionConfig, batch: int, length: int, dtype, kv_cache_dtype: str) -> int:
-    """Bytes of `empty_cache`, of one layer, from its shapes."""
+    """Bytes of `empty_cache` for one layer, from its shapes."""
     shapes = eqx.filter_eval_shape(empty_cache, config, Axis("batch", batch), length, dtype, kv_cache_dtype)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def quantised(vectors: NamedArray) -> tuple[NamedArray, NamedArray]:
-    """Codes and scales of vectors along `head_size`: int8 with their axes, and float32 without it. A code times its
-    scale is within half a scale of the number, to rounding; of a vector of zeros the scale is 0."""
+    """Codes and scales of vectors along `head_size`: int8 with their axes, and float32 without `head_size`. Up to
+    rounding, a code times its scale is within half a scale of the number; a vector of zeros has scale 0."""
     exact = vectors.astype(_F32)
     scales = hax.max(hax.abs(exact), "head_size") / LARGEST_CODE
     codes = hax.round(exact / hax.where(scales > 0, scales, 1.0))

@@ -1,5 +1,5 @@
-"""The atoms near the voxels of a row and their periodic images, in arrays of one size a row: what the loader and
-predictions make on the host, and models read.
+"""The atoms near the voxels of a row, with periodic images, in arrays of the same size for every row. The loader and
+predictions make them on the host; models read them.
 
 Rows are patches, or voxels scattered over a cell.
 """
@@ -41,7 +41,7 @@ class NearbyAtoms(eqx.Module):
     """The atoms near the voxels of each row of a batch; without `batch` those of one row."""
 
     positions: NamedArray
-    """float32 [atom, xyz]: from the row's origin, A; of scattered voxels [group, atom, xyz]."""
+    """float32 [atom, xyz]: from the row's origin, A; for scattered voxels [group, atom, xyz]."""
     numbers: NamedArray
     """int32 [atom], or [group, atom]: Z; 0: no atom."""
     kinds: NamedArray
@@ -49,7 +49,7 @@ class NearbyAtoms(eqx.Module):
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any], *before: Axis) -> Self:
-        """Of arrays by field, or of their shapes; `before` are the axes before those of one row."""
+        """From arrays by field, or from their shapes; `before` are the axes before those of one row."""
         named = {}
         for each in fields(cls):
             _, *names = cls._fields()[each.name]
@@ -63,7 +63,7 @@ class NearbyAtoms(eqx.Module):
 
 
 class PatchAtoms(NearbyAtoms):
-    """Those near a patch, whose first voxel is the origin, and where its voxels are."""
+    """The atoms near a patch, whose first voxel is the origin, and the places of its voxels."""
 
     steps: NamedArray
     """float32 [side, xyz]: from a voxel to the next along each side, A."""
@@ -72,12 +72,12 @@ class PatchAtoms(NearbyAtoms):
 
 
 class ScatteredAtoms(NearbyAtoms):
-    """Those near groups of `GROUP_POSITIONS` voxels of a row of the `scattered` layout, and where these are; the origin
-    is the centre of the cell."""
+    """The atoms near groups of `GROUP_POSITIONS` voxels of a row of the `scattered` layout, and the voxels' places; the
+    origin is the centre of the cell."""
 
     places: NamedArray
-    """float32 [position, xyz]: of the voxel whose density the token at this very position is, A; 0 where that is PAD.
-    From the cell's centre, so that in one of 100 A a place is rounded by 4e-6 A at most."""
+    """float32 [position, xyz], A: place of the voxel whose density is the token at the same position; 0 where that is
+    PAD. It is counted from the cell's centre, so that in a cell of 100 A a place is rounded by 4e-6 A at most."""
     mean_density: NamedArray
     """float32 []: electrons of the cell over its volume, e/Å³."""
 
@@ -106,8 +106,8 @@ def atoms_of_patch(
     patch_shape: tuple[int, int, int],
     reach_a: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the atoms within `reach_a` of a patch, whose first voxel is `anchor`: atomic numbers int64 [n], positions
-    float64 [n, 3] from that voxel in A; and the steps from voxel to voxel along each side, float64 [3, 3] in A."""
+    """The atoms within `reach_a` of a patch whose first voxel is `anchor`: atomic numbers int64 [n], and positions
+    float64 [n, 3] from that voxel in A. Also the steps from voxel to voxel along each side, float64 [3, 3] in A."""
     steps = crystal.lattice / np.array(grid_shape)[:, None]
     edges = steps * (np.array(patch_shape) - 1)[:, None]
     numbers, positions = crystal.near_box(np.asarray(anchor) @ steps, edges, reach_a)
@@ -115,22 +115,22 @@ def atoms_of_patch(
 
 
 def atoms_of_cell(crystal: "Crystal", reach_a: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of the atoms within `reach_a` of any point of the cell, periodic images too, and of few others: atomic numbers
-    int64 [n], and positions float64 [n, 3] from the cell's centre in A, nearest first."""
+    """The atoms within `reach_a` of any point of the cell, periodic images too, and few others: atomic numbers int64
+    [n], and positions float64 [n, 3] from the cell's centre in A, nearest first."""
     lattice = crystal.lattice
     numbers, positions = crystal.near_box(np.zeros(3), lattice, reach_a)
     positions = positions - lattice.sum(axis=0) / 2
     inverse = np.linalg.inv(lattice)
-    # `near_box` takes the sphere around the cell, which of a slab sees several times the atoms. Left out are those too
-    # far from both faces across an axis, along which fractions grow by |column of the inverse| an angstrom at most.
+    # `near_box` takes the sphere around the cell, which for a slab holds several times the atoms. Atoms too far from
+    # both faces across an axis are left out: along it fractions grow by |column of the inverse| an angstrom at most.
     most = 0.5 + reach_a * np.linalg.norm(inverse, axis=0)
     near = (np.abs(positions @ inverse) < most).all(axis=1)
     return numbers[near], positions[near]
 
 
 def spatial_order(places: np.ndarray) -> np.ndarray:
-    """An order of places, float [n, 3], in which each `GROUP_POSITIONS` in a row lie together, int64 [n]: halved along
-    the widest side, again and again."""
+    """An order of places, float [n, 3], in which each `GROUP_POSITIONS` in a row lie together, int64 [n]. The places
+    are halved along the widest side, again and again."""
 
     def halved(index: np.ndarray) -> list[np.ndarray]:
         groups = -(-len(index) // GROUP_POSITIONS)
@@ -145,7 +145,7 @@ def spatial_order(places: np.ndarray) -> np.ndarray:
 
 
 def near_groups(positions: np.ndarray, places: np.ndarray, reach_a: float) -> Iterator[np.ndarray]:
-    """Which atoms at `positions`, float [n, 3], are within `reach_a` of each group of places, in turn: int [m]."""
+    """For each group of places in turn, which atoms at `positions`, float [n, 3], are within `reach_a`: int [m]."""
     for start in range(0, len(places), GROUP_POSITIONS):
         of_group = places[start : start + GROUP_POSITIONS]
         centre = (of_group.min(axis=0) + of_group.max(axis=0)) / 2
@@ -156,7 +156,7 @@ def near_groups(positions: np.ndarray, places: np.ndarray, reach_a: float) -> It
 
 
 def places_in_cell(crystal: "Crystal", grid_shape: tuple[int, int, int], voxels: np.ndarray) -> np.ndarray:
-    """float32 [n, 3]: from the cell's centre, A, of voxels int64 [n] of its flat grid in C order; 0 where one is -1."""
+    """Places, float32 [n, 3] in A from the cell's centre, of voxels int64 [n] of its flat grid in C order; 0 for -1."""
     index = np.stack(np.unravel_index(np.maximum(voxels, 0), grid_shape), axis=-1)
     places = (index / np.array(grid_shape) - 0.5) @ crystal.lattice
     return np.where(voxels[:, None] < 0, 0.0, places).astype(np.float32)
@@ -164,7 +164,7 @@ def places_in_cell(crystal: "Crystal", grid_shape: tuple[int, int, int], voxels:
 
 @dataclass(frozen=True)
 class Room:
-    """For how many atoms and elements near its voxels a row has room."""
+    """How many atoms and elements near its voxels a row has room for."""
 
     atoms: int
     elements: int
@@ -174,14 +174,14 @@ class Room:
         return Room(config.max_atoms, config.max_elements)
 
     def enlarged(self, numbers: Iterable[np.ndarray]) -> "Room":
-        """With room for rows with these atomic numbers too: neither count is part of a model's weights."""
+        """A room for rows with these atomic numbers too; no weight of a model depends on either count."""
         atoms, elements = self.atoms, self.elements
         for each in numbers:
             atoms, elements = max(atoms, -(-len(each) // 16) * 16), max(elements, len(np.unique(each)))
         return Room(atoms, elements)
 
     def shapes(self, of: type[NearbyAtoms] = PatchAtoms, positions: int = 0) -> dict[str, tuple[Any, ...]]:
-        """Type and sizes of each array of a row, by the fields of `of`; of scattered voxels there are `positions`."""
+        """Type and sizes of each array of a row, by the fields of `of`; `positions` counts the scattered voxels."""
         groups = -(-positions // GROUP_POSITIONS)
         sizes = {"atom": self.atoms, "kind": self.elements, "xyz": 3, "side": 3, "position": positions, "group": groups}
         types = {each.name: of._fields()[each.name] for each in fields(of)}
@@ -217,8 +217,8 @@ def filled_cell(
     reach_a: float,
     name: str,
 ) -> ScatteredAtoms:
-    """The same of a row of scattered voxels: of `atoms_of_cell` those within `reach_a` of each group of `places`, which
-    are in `spatial_order`."""
+    """The same for a row of scattered voxels: those of `atoms_of_cell` within `reach_a` of each group of `places`,
+    which are in `spatial_order`."""
     arrays = {key: np.zeros(sizes, dtype) for key, (dtype, *sizes) in room.shapes(ScatteredAtoms, len(places)).items()}
     for group, near in enumerate(near_groups(positions, places, reach_a)):
         _check_room(numbers[near], room, f"{GROUP_POSITIONS} voxels of {name} that lie together", "have")
@@ -247,13 +247,13 @@ def _check_room(numbers: np.ndarray, room: Room, what: str, has: str = "has") ->
 
 
 def stacked_atoms(rows: Sequence[NearbyAtoms]) -> dict[str, np.ndarray]:
-    """Those of many rows of one kind, by the names of their fields."""
+    """The atoms of many rows of one kind, stacked, by the names of their fields."""
     names = [each.name for each in fields(rows[0])]
     return {name: np.stack([np.asarray(getattr(row, name).array) for row in rows]) for name in names}
 
 
 def named_atoms(batch: Mapping[str, jax.Array | np.ndarray]) -> PatchAtoms | ScatteredAtoms | None:
-    """Rows of what `stacked_atoms` made, with names; None where there is nothing of it."""
+    """What `stacked_atoms` made, with named axes; None where there are no atoms."""
     if "positions" not in batch:
         return None
     kind = ScatteredAtoms if "places" in batch else PatchAtoms

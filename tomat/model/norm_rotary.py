@@ -29,12 +29,12 @@ class Rotary:
     """Norm and rotary embedding of queries and keys, as kernels take them."""
 
     q_weight: jax.Array
-    """Float32 `[head_size]`, of the norm of the queries; ones without a norm."""
+    """Float32 `[head_size]`: weight of the norm of the queries; ones without a norm."""
     k_weight: jax.Array
     table: jax.Array
     """Float32 `[position, head_size]`, cosines and, in the second half, sines."""
     eps: float | None
-    """Of both norms; None: no norm."""
+    """Epsilon of both norms; None: no norm."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Spec:
 def norm_rotate(
     x: jax.Array, weight: jax.Array, table: jax.Array, eps: float | None, config: QkRotaryConfig
 ) -> jax.Array:
-    """Rotary embedding of the RMS norm of `x` `[B, H, S, D]` over D, in its type; differentiable by it and the weight.
+    """Rotary embedding of the RMS norm of `x` `[B, H, S, D]` over D, in its type; differentiable by `x` and `weight`.
 
     With n = weight x / sqrt(mean(x^2) + eps) (weight x where eps is None), whose halves are (a, b), the result is (a
     cos - b sin, b cos + a sin); cosines and, in the second half of D, sines are in `table`, float32 `[S, D]`.
@@ -109,7 +109,7 @@ def _block_specs(block: int, D: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.Blo
 
 
 def _cost(x: jax.Array, passes: int, flops_per_element: int) -> pl.CostEstimate:
-    """For XLA's scheduler: `passes` readings and writings of all of `x`."""
+    """Cost for XLA's scheduler: `x` is read or written `passes` times as a whole."""
     return pl.CostEstimate(flops=flops_per_element * x.size, bytes_accessed=passes * x.nbytes, transcendentals=0)
 
 
@@ -132,8 +132,8 @@ def rotated(x: jax.Array, weight: jax.Array, table: jax.Array, eps: float | None
 def rotated_gradients(
     by_out: jax.Array, x: jax.Array, weight: jax.Array, table: jax.Array, eps: float | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients by `x`, `[rows, D]`, and by `weight`, `[8, D]` to be summed over the rows, since a kernel sums
-    registers and not their rows; given that by the result of `rotated`."""
+    """Gradients by `x`, `[rows, D]`, and by `weight`, `[8, D]`, to be summed over its rows, since a kernel sums
+    registers and not their rows. `by_out` is the gradient by the result of `rotated`."""
     by_n = _turn(by_out, table, back=True)
     by_unit = by_n * weight
     unit, by_x = x, by_unit

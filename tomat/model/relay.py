@@ -1,9 +1,9 @@
-"""The way to the coordinator through a small process beside this one, which outlives the coordinator's host.
+"""Connects to the coordinator through a small process beside this one, which outlives the coordinator's host.
 
-JAX's client (0.11.1) ends its process by SIGABRT and a page of stacks in the moment that its connection is cut, with
-`jax_enable_recoverability` too, and takes no callback from Python in the place of that (`std::bad_cast`). The relay
-keeps the near end of a cut connection open and says so, so that the run can say which host is lost, and leave an event.
-It is a process, since what waits for the coordinator here may hold Python's lock. This file is its program, too.
+JAX's client (0.11.1) ends its process by SIGABRT and a page of stacks at the moment when its connection is cut, even
+with `jax_enable_recoverability`, and takes no callback from Python instead (`std::bad_cast`). The relay keeps the near
+end of a cut connection open and reports the cut, so that the run can say which host is lost, and leave an event. It is
+a process, since whatever waits for the coordinator here may hold Python's lock. This file is also its program.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 
 SILENT_SECONDS = 90
-"""After which a coordinator counts as gone that acknowledges nothing, as `guards.hosts.LOST_SECONDS`."""
+"""Seconds after which a coordinator that acknowledges nothing counts as gone, as `guards.hosts.LOST_SECONDS`."""
 _BYTES = 1 << 16
 
 
@@ -25,7 +25,7 @@ class Relay:
 
     def __init__(self, host: str, port: int) -> None:
         self.on_cut: Callable[[], bool] = lambda: False
-        """Called when the far end has cut a connection. False: it is cut here, too."""
+        """Called when the far end has cut a connection. If it returns False, the near end is cut too."""
         self.coordinator = f"{host}:{port}"
         command = [sys.executable, "-I", "-S", __file__, host, str(port)]
         self._process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -42,21 +42,21 @@ class Relay:
                     print("close", file=self._process.stdin, flush=True)
 
     def close(self) -> None:
-        """End the process, and with it what it carries."""
+        """End the relay's process, and with it the connections that it carries."""
         with self._process as process:
             assert process.stdin is not None
             process.stdin.close()
 
 
 def _exempt_from_proxies(host: str) -> None:
-    """gRPC asks a proxy for addresses of this machine, too, unless it is told."""
+    """Exempt `host` from proxies: gRPC asks a proxy for addresses of this machine, too."""
     if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
         exempt = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))
         os.environ["no_grpc_proxy"] = f"{exempt},{host}".removeprefix(",")
 
 
 def _carry(near: socket.socket, far: socket.socket, cut: list[socket.socket]) -> None:
-    """Both ways, until either end closes; a near end whose far one has closed first is kept in `cut`."""
+    """Carry data both ways until either end closes; a near end whose far end has closed first is kept in `cut`."""
     left = threading.Event()
 
     def up() -> None:
@@ -92,8 +92,8 @@ def _close(end: socket.socket) -> None:
 
 
 def _serve(host: str, port: int) -> None:
-    """Until standard input ends, as it does with the process that asked; each line there closes what was cut."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # meant for the training, whose process group this is of
+    """Serve until standard input ends, as it does with the parent process; each line there closes what was cut."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # meant for the training, whose process group this is in
         signal.signal(number, signal.SIG_IGN)
     listener, cut = socket.create_server(("127.0.0.1", 0)), []
 

@@ -1,4 +1,4 @@
-"""The shape of a decoder, or of a field model, for its FLOPs: of those classes alone whose shape has been held against
+"""The shape of a decoder or of a field model, for its FLOPs. Only classes are known whose shape has been compared with
 what they build."""
 
 from collections.abc import Mapping
@@ -25,16 +25,16 @@ _COUNTED = (
     GemmaConfig, Gemma2Config, Gemma3Config,
 )  # fmt: skip
 COUNTED: Mapping[str, type[LmConfig]] = {LmConfig.get_choice_name(kind): kind for kind in _COUNTED}
-"""`model.type` -> the class whose FLOPs are counted, and no class made of it: Mixtral is a Mistral to Python."""
+"""`model.type` -> the class whose FLOPs are counted. Subclasses are not: Mixtral is a Mistral to Python."""
 
 _ALWAYS_NORMED = (Olmo2Config, Olmo3Config, Gemma2Config, Gemma3Config)
 _CAN_BE_NORMED = (LlamaConfig, Qwen3Config, DensityDecoderConfig)
-"""Classes whose layers have a norm on what attention and the MLP give; the second with `hybrid_norm`."""
+"""Classes whose layers have a norm after attention and after the MLP: always, or with `hybrid_norm`."""
 
 
 def decoder_shape(config: LmConfig, vocab_size: int) -> ModelShape:
     """The shape that `config` builds, taken from what the model is built with: several of Levanter's classes have
-    fields that they do not look at, such as `head_dim` of Mistral, Qwen and Gemma."""
+    fields that they ignore, such as `head_dim` of Mistral, Qwen and Gemma."""
     kind = type(config)
     if kind not in COUNTED.values():
         said = f"FLOPs of {kind.__name__} are not known: its shape has not been held against what it builds"
@@ -54,7 +54,7 @@ def decoder_shape(config: LmConfig, vocab_size: int) -> ModelShape:
         num_kv_heads=attention.num_kv_heads,
         head_dim=attention.head_size,
         vocab_size=vocab_size,
-        # Mistral has a head of its own, whatever it is told.
+        # Mistral has an untied head, whatever the configuration says.
         tied_embeddings=known.tie_word_embeddings and kind is not MistralConfig,
         gated_mlp=kind is not ApertusConfig,
         hybrid_norm=kind in _ALWAYS_NORMED or (kind in _CAN_BE_NORMED and known.hybrid_norm),

@@ -1,7 +1,7 @@
 """Where the axes of an array lie on the mesh in force.
 
-JAX knows the mesh but not the logical axes, haliax's thread-local mapping knows those; Levanter's attention looks both
-up in the same way. Under the planner's abstract mesh these give the abstract mesh.
+JAX knows the mesh but not the logical axes, which Haliax's thread-local mapping knows. Levanter's attention looks both
+up in the same way. Under the planner's abstract mesh these functions give the abstract mesh.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def current_mesh() -> Mesh | AbstractMesh | None:
 
 
 def mesh_axes(mesh: Mesh | AbstractMesh, name: str) -> tuple[str, ...]:
-    """The axes of `mesh`, of more than one device, over which the current mapping splits the logical axis `name`."""
+    """The axes of `mesh`, with more than one device, over which the current mapping splits the logical axis `name`."""
     physical = physical_axis_name(name)
     if physical is None:
         return ()
@@ -45,7 +45,7 @@ def mesh_axes(mesh: Mesh | AbstractMesh, name: str) -> tuple[str, ...]:
 
 
 def on_mesh(function: Callable[..., Any], in_specs: tuple[Any, ...], out_specs: PartitionSpec) -> Callable[..., Any]:
-    """`function` of arrays in a `shard_map` over the mesh in scope; as it is where there is none."""
+    """`function` of arrays in a `shard_map` over the mesh in scope; `function` itself where there is none."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return function
@@ -62,16 +62,16 @@ def split_over(axes: tuple[Axis, ...]) -> tuple[str, ...] | None:
 
 
 def flatten_group(array: NamedArray, axes: tuple[Axis, ...], name: str) -> NamedArray:
-    """`array` with `axes` as one axis `name`, a new leading one of size 1 if `axes` is empty."""
+    """`array` with `axes` flattened into one axis `name`, or with a new leading axis of size 1 if `axes` is empty."""
     return array.flatten_axes(axes, name) if axes else array.broadcast_axis(Axis(name, 1))
 
 
 def by_heads(
     q: NamedArray, k: NamedArray, v: NamedArray, kernel: str, *, positions_first: bool = False
 ) -> tuple[list[jax.Array], PartitionSpec, tuple[Axis, ...]]:
-    """Queries, keys and values as kernels take them, q `[B, H, S, D]`, k and v `[B, key heads, S, D]`, or with
-    positions before heads; how the mesh in scope splits them, empty where there is none; and the axes of the queries in
-    that order. `kernel` is for the refusal of a mesh that splits positions."""
+    """Queries, keys and values as kernels take them: q `[B, H, S, D]`, k and v `[B, key heads, S, D]`, or with
+    positions before heads. Then how the mesh in scope splits them (empty if there is none), and the axes of the queries
+    in that order. `kernel` is named where a mesh that splits positions is refused."""
     KvHead, Group, Pos, HeadSize = (
         q.resolve_axis(name) for name in ("kv_head", "q_heads_per_group", "position", "head_size")
     )

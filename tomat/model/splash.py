@@ -1,5 +1,5 @@
 """Causal attention by Pallas kernels for TPUs, over haliax arrays and a mesh: JAX's splash kernels, and tomat's own
-that hold a whole head in VMEM (`whole_head_kernels.py`). Every size of theirs is in the configuration.
+that hold a whole head in VMEM (`whole_head_kernels.py`). All their sizes are in the configuration.
 
 Levanter's wrapper of the splash kernels takes one block size for all eight and never uses the fused backward kernel.
 
@@ -27,7 +27,7 @@ from tomat.model.vmem import head_tiles
 from tomat.model.whole_head_kernels import attend
 
 LOG2_E = math.log2(math.e)
-"""What scores of base e are multiplied with to be scores of base 2."""
+"""Factor that turns scores of base e into scores of base 2."""
 
 
 def splash_attention(

@@ -1,8 +1,8 @@
-"""Sizes of Pallas kernels: what a configuration may set of them, and the tables of tuned tiles of the loss and of the
+"""Sizes of Pallas kernels: those that a configuration may set, and the tables of tuned tiles for the loss and for the
 kernels that hold a head in VMEM. No JAX here, so that a step without these kernels imports none of them.
 
 `loss/loss_tiles.json` and `attention_tiles.json`, written by `tomat bench loss-tiles` and `attention-tiles`, have for
-each chip, shape and compute type the tiles with the shortest planned time, that time, those of the others, and the
+each chip, shape and compute type the tiles with the shortest planned time, that time, the times of the others, and the
 compiler.
 """
 
@@ -36,7 +36,7 @@ def largest_divisor(n: int, limit: int, multiple_of: int = 1) -> int:
 
 
 def check_multiples(section: str, sizes: object, units: Mapping[str, int]) -> None:
-    """Refuse a size that is set and no positive multiple of its unit."""
+    """Refuse a size that is set and is no positive multiple of its unit."""
     for name, unit in units.items():
         size = getattr(sizes, name)
         if size is not None and (size < unit or size % unit):
@@ -44,7 +44,7 @@ def check_multiples(section: str, sizes: object, units: Mapping[str, int]) -> No
 
 
 def check_divides(section: str, sizes: object, pairs: tuple[tuple[str, str], ...]) -> None:
-    """Refuse two sizes that are set of which the first is no multiple of the second."""
+    """Refuse two sizes that are set if the first is no multiple of the second."""
     for outer, inner in pairs:
         large, small = getattr(sizes, outer), getattr(sizes, inner)
         if large is not None and small is not None and large % small:
@@ -58,8 +58,8 @@ QkvLayout = Literal["head_dim_minor", "seq_minor"]
 @dataclass(frozen=True)
 class SplashBlockSizes:
     """Tile sizes of the splash attention kernels, in positions. They change the speed, not (beyond rounding) the
-    values. None becomes the largest multiple of 128 up to 512 that divides the sequence; of a `compute` size that of
-    its memory block."""
+    values. None becomes the largest multiple of 128 up to 512 that divides the sequence; a `compute` size becomes that
+    of its memory block."""
 
     block_q: int | None = key(None, free="rounding")
     """Queries per step of the forward kernel."""
@@ -101,7 +101,7 @@ class SplashBlockSizes:
             )
 
     def for_sequence(self, seq_len: int) -> "SplashBlockSizes":
-        """With every size that the kernels for sequences of `seq_len` positions take filled in."""
+        """The sizes, with every one filled in that the kernels for sequences of `seq_len` positions take."""
         if seq_len % LANES:
             said = f"the sequence length is {seq_len}; splash attention expects a multiple of {LANES}"
             raise TomatError(f"{said}. Choose another length, or attn_backend jax_flash or vanilla.")
@@ -154,8 +154,8 @@ class QkRotaryConfig:
 @dataclass(frozen=True)
 class WholeHeadConfig:
     """Sizes of the kernels that hold all positions of a head in VMEM. They change the speed, not (but for rounding) the
-    values. Each is the most that is taken: the largest multiple of 128 up to it that divides what it is a part of.
-    None: as the table of tuned sizes has it for the nearest head below."""
+    values. Each is an upper limit: the largest multiple of 128 up to it is taken that divides what it is a part of.
+    None: from the table of tuned sizes, as for the nearest shape in it."""
 
     block: int | None = key(None, free="rounding")
     """Positions of a block of the forward kernel; blocks above the diagonal are not visited."""
@@ -172,7 +172,7 @@ class WholeHeadConfig:
         check_multiples("model.whole_head", self, dict.fromkeys(HEAD_NAMES, LANES))
 
     def sizes(self, seq_len: int, head_size: int) -> tuple[int, int, int, int]:
-        """Block, rows, block and keys of the backward kernel: what is set, else what is tuned, as far as it divides."""
+        """Block and rows of the forward kernel, block and keys of the backward: as set, else tuned, cut to divide."""
         if seq_len % LANES or head_size % LANES:
             said = f"model.whole_head takes multiples of {LANES}, and got {seq_len} positions and heads of {head_size}"
             raise TomatError(f"{said}; leave it unset, or choose fewer, wider heads (model.num_heads).")
@@ -185,16 +185,16 @@ class WholeHeadConfig:
 
 @dataclass(frozen=True)
 class HeadTiles:
-    """What the kernels are compiled with: the sizes of `WholeHeadConfig`, of which rows and keys divide their block."""
+    """What the kernels are compiled with: the sizes of `WholeHeadConfig`; rows and keys divide their block."""
 
     block: int
     rows: int
     block_bwd: int
     keys_bwd: int
     vmem_bytes: int
-    """What the kernels may take of VMEM."""
+    """VMEM that the kernels may take."""
     eps: float | None = None
-    """Of the norm of queries and keys, where the kernels rotate; None: no norm."""
+    """Epsilon of the norm of queries and keys, where the kernels rotate; None: no norm."""
     interpret: bool = False
 
 
@@ -265,7 +265,7 @@ def load_table[T: (TunedTiles, TunedSizes)](kind: type[T], path: Path | None = N
 
 
 def _apart(*sizes: tuple[int, int]) -> float:
-    """How far two shapes are from each other: factors between their sizes, as logarithms."""
+    """How far two shapes are from each other: the logarithms of the factors between their sizes, summed."""
     return sum(abs(math.log(one / other)) for one, other in sizes)
 
 

@@ -1,5 +1,5 @@
-"""VMEM of a TPU core, by chip, and what the kernels that hold their arrays in it take of it, so that what does not fit
-is refused by name, with what does, before the compiler fails on it. No JAX here."""
+"""VMEM of a TPU core, by chip, and how much of it the kernels that hold their arrays in it take. What does not fit is
+refused by name, with what does, before the compiler fails on it. No JAX here."""
 
 from collections.abc import Callable
 
@@ -26,13 +26,13 @@ VMEM_BYTES = {
 """VMEM of a core by JAX's name of the device (`vmem_capacity_bytes` in jax 0.11.1's `tpu_info.py`)."""
 
 MOST_HEAD_VMEM = 112 * MIB
-"""Of the 128 MiB of a v6e; the rest is the compiler's. MaxText gives kernels 96 MiB on a v6e
+"""Most VMEM of a kernel, of the 128 MiB of a v6e; the rest is the compiler's. MaxText gives kernels 96 MiB on a v6e
 (`--xla_tpu_scoped_vmem_limit_kib=98304`)."""
 COMPILERS_VMEM = MIB // 8
-"""What the compiler keeps for itself of any chip: libtpu 0.0.46 has 63.94 of 64 MiB for a program. A kernel that is
+"""VMEM that the compiler keeps for itself on any chip: libtpu 0.0.46 gives a program 63.94 of 64 MiB. A kernel that is
 counted to take 63.8 MiB compiles for a TPU7x, one of 81.6 uses 67.9 (`tests/model/vmem_by_chip.json`)."""
 SPARE_HEAD_VMEM = 8 * MIB
-"""Beyond the arrays that are counted: the kernels of 8 sequences of 8,192 and heads of 256 compile with it."""
+"""VMEM beyond the arrays that are counted: with it the kernels of 8 sequences of 8,192 and heads of 256 compile."""
 
 VMEM_SHARE = 0.8
 """Share of VMEM that the kernels' blocks may take; the rest is for the products on their way and what is spilled."""
@@ -46,20 +46,20 @@ SCOPED_VMEM = {
     "TPU v6 lite": 32 * MIB,
     "TPU7x": 32 * MIB,
 }
-"""What libtpu 0.0.46 gives a kernel that asks for no more, by JAX's name of the device and its error messages ("Scoped
-allocation with size 33.30M and limit 32.00M")."""
+"""VMEM that libtpu 0.0.46 gives a kernel that asks for no more, by JAX's name of the device, from its error messages
+("Scoped allocation with size 33.30M and limit 32.00M")."""
 
 
 def most_head_vmem(device_kind: str | None) -> int:
-    """VMEM that a kernel which holds a head may ask for, bytes; None, and a chip that is not known: that of a v6e."""
+    """VMEM that a kernel which holds a head may ask for, bytes; for None and an unknown chip that of a v6e."""
     capacity = VMEM_BYTES.get(device_kind or "", max(VMEM_BYTES.values()))
     return min(MOST_HEAD_VMEM, capacity - COMPILERS_VMEM)
 
 
 def head_vmem_bytes(S: int, D: int, itemsize: int, block: int, part: int, *, rotate: bool) -> tuple[int, int]:
-    """VMEM that the forward and the backward kernel hold at one time, counted from their arrays, for S
-    positions of heads of D numbers of `itemsize` bytes; `block` is the larger one of the two kernels, `part` the larger
-    number of queries or keys whose scores are computed at a time."""
+    """VMEM that the forward and the backward kernel hold at one time, counted from their arrays, for S positions of
+    heads of D numbers of `itemsize` bytes; `block` is the larger block of the two kernels, `part` the larger number of
+    queries or keys whose scores are computed at a time."""
     head, head32, row = S * D * itemsize, S * D * 4, 8 * S * 4
     # Inputs and outputs twice: a head is fetched and another written while one is worked on. Scores of three parts in
     # float32 and of one in the type of the queries.
@@ -72,7 +72,7 @@ def head_vmem_bytes(S: int, D: int, itemsize: int, block: int, part: int, *, rot
 
 
 def what_fits(most: int, S: int, D: int, needed: Callable[[int, int], int]) -> str:
-    """The widest heads for S positions, and the most positions for heads of D, of which a kernel needs at most `most`
+    """The widest heads for S positions, and the most positions for heads of D, for which a kernel needs at most `most`
     bytes; in words."""
     heads = max((size for size in range(LANES, D, LANES) if needed(S, size) <= most), default=0)
     positions = max((size for size in range(LANES, S, LANES) if needed(size, D) <= most), default=0)
@@ -82,10 +82,10 @@ def what_fits(most: int, S: int, D: int, needed: Callable[[int, int], int]) -> s
 
 
 def rotary_vmem_bytes(block: int, D: int, itemsize: int) -> int:
-    """VMEM of the larger kernel of norm and rotary embedding, bytes: of a block of positions three arrays of heads of
-    D, each twice, one being fetched or written while the other is worked on; the table in float32 once, and a byte for
-    each of its numbers for what is on its way. 33.3 MiB by the compiler for 1,024 positions of 2,048 in bfloat16, 34
-    here."""
+    """VMEM of the larger kernel of norm and rotary embedding, bytes. Counted for a block of positions: three arrays of
+    heads of D, each twice, since one is fetched or written while the other is worked on; the table in float32 once; and
+    a byte for each of the table's numbers, for what is on its way. For 1,024 positions of 2,048 in bfloat16 the
+    compiler takes 33.3 MiB, and this gives 34."""
     return block * D * (6 * itemsize + 5)
 
 
@@ -116,7 +116,7 @@ def head_tiles(
     device_kind: str | None = None,
 ) -> HeadTiles:
     """What the kernels that hold a head are compiled with; with `rotate` they do norm (no `eps`: none) and rotary
-    embedding too. `device_kind`: JAX's name of the chip, whose VMEM they must fit; None: not known yet, a v6e's."""
+    embedding too. `device_kind`: JAX's name of the chip, whose VMEM they must fit; None: unknown yet, a v6e's."""
     block, rows, block_bwd, keys = config.sizes(seq_len, head_size)
     needed = _head_bytes(config, seq_len, head_size, itemsize, rotate)
     most = most_head_vmem(device_kind)
@@ -137,7 +137,7 @@ def _head_bytes(config: WholeHeadConfig, seq_len: int, head_size: int, itemsize:
 
 
 def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int) -> int:
-    """VMEM of the blocks of the larger kernel, bytes, for so many rows resident: the device's, if those are fewer."""
+    """VMEM of the blocks of the larger kernel, bytes, with `rows` resident: the device's rows, if those are fewer."""
     block_rows, block_ids = tiles.block_rows or 0, tiles.block_ids or 0
     lanes = 4 * LANES * rows
     logits = 2 * 4 * block_rows * block_ids
@@ -149,7 +149,7 @@ def vmem_bytes(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statist
 
 
 def check_vmem(tiles: LossTiles, rows: int, width: int, itemsize: int, n_statistics: int, device_kind: str) -> int:
-    """VMEM to ask for, bytes, where the tiles fit."""
+    """VMEM to ask for, bytes, if the tiles fit."""
     capacity = VMEM_BYTES.get(device_kind, max(VMEM_BYTES.values()))
     needed = vmem_bytes(tiles, rows, width, itemsize, n_statistics)
     if needed > VMEM_SHARE * capacity:

@@ -4,12 +4,12 @@ JAX's splash kernels fetch tiles of queries and keys for each step of a grid, wr
 block of keys to HBM, and pass over what the mask empties. Here queries, keys, values and all gradients of a head lie in
 VMEM while it is worked on (a v6e has 128 MiB): only blocks on or below the diagonal are visited, only those on it are
 masked, and of those only the part that the mask leaves is computed. The norm and the rotary embedding of queries and
-keys can be done there too: then they cost no reading and writing of HBM, forward, again for the backward pass, and in
-it.
-Eight sequences of 8,192, four heads of 256, one v6e, planned (libtpu 0.0.46, `tomat bench attention-tiles`): forward
-3.11 to 2.19 ms, backward 5.97 to 4.48, norms and what else is around them 1.49 to 0.04.
+keys can be done there too: then they cost no reading and writing of HBM, neither in the forward pass, nor in its
+recomputation, nor in the backward pass. Planned for eight sequences of 8,192 and four heads of 256 on one v6e (libtpu
+0.0.46, `tomat bench attention-tiles`), forward went from 3.11 to 2.19 ms, backward from 5.97 to 4.48, norms and what
+else is around them from 1.49 to 0.04.
 
-The scores are of base 2, softmax(s) = 2^s / sum 2^s: the vector unit raises 2 to a power, e^x costs one product more.
+The scores are of base 2, softmax(s) = 2^s / sum 2^s: the vector unit has powers of 2, and e^x costs a product more.
 
 Axis letters: B batch, K heads of keys and values, G query heads of each of them, H = K G, S positions, D head size.
 """
@@ -30,10 +30,10 @@ from tomat.model.norm_rotary import SUBLANES, rotated, rotated_gradients
 from tomat.model.tiles import LANES, ROTARY_ROWS, HeadTiles
 
 MASKED = -1e30
-"""Score of a pair that the mask forbids: 2 to it is 0, and no difference of two of them is NaN."""
+"""Score of a pair that the mask forbids: 2^score is 0, and the difference of two such scores is not NaN."""
 LN_2 = math.log(2.0)
 UNROLL = 4
-"""Parts of 64 positions whose norms and rotations may be scheduled together: 0.34 to 0.26 ms forward, as above."""
+"""Parts of 64 positions whose norms and rotations may be scheduled together: forward from 0.34 to 0.26 ms, as above."""
 
 _OUTER = (((1,), (1,)), ((), ()))
 """a b^T."""
@@ -55,10 +55,10 @@ def attend(
     """Causal attention with the weights 2^(q k) / sum 2^(q k), `[B, H, S, D]` in the type of `q`. Sizes are multiples
     of 128, and the blocks divide S.
 
-    Query heads h of [i G, (i + 1) G) see head i of keys and values, `[B, K, S, D]`; queries are divided by sqrt(D) ln 2
-    for usual attention. With a table, float32 `[S, D]`, cosines and, in the second half of D, sines of the rotary
-    embedding, queries and keys are not rotated yet; then the weights of their norms are float32 `[2, 1, D]`, and those
-    of the queries are divided in their place.
+    Query heads h of [i G, (i + 1) G) see head i of keys and values, `[B, K, S, D]`; for usual attention, queries come
+    divided by sqrt(D) ln 2. `table`, float32 `[S, D]`, has cosines and, in the second half of D, sines of the rotary
+    embedding. With it queries and keys are not rotated yet, and `weights`, float32 `[2, 1, D]`, are those of their
+    norms; the weights of the queries' norm come divided instead of the queries.
     """
     return _forward(tiles, q, k, v, weights, table)[0]
 
@@ -84,7 +84,7 @@ def _whole(x: jax.Array) -> pl.BlockSpec:
 
 
 def _cost(q: jax.Array, k: jax.Array, *, products: int, heads: int) -> pl.CostEstimate:
-    """For XLA's scheduler: products of which half the pairs count, and `heads` arrays as large as the queries."""
+    """Cost for XLA's scheduler: products over half of the pairs, and `heads` arrays as large as the queries."""
     B, H, S, D = q.shape
     return pl.CostEstimate(
         flops=products * B * H * S * S * D,
@@ -154,7 +154,7 @@ def _part(start, size: int) -> pl.Slice:
 
 
 def _below_diagonal(n_blocks: int, body) -> None:
-    """`body(i, j)` for each pair of blocks i > j. One loop whose trips are known when the kernel is compiled."""
+    """`body(i, j)` for each pair of blocks i > j. The trips of the one loop are known when the kernel is compiled."""
 
     def step(_, pair):
         i, j = pair
@@ -171,7 +171,7 @@ def _fold(x: jax.Array) -> jax.Array:
 
 
 def _rotate(tiles: HeadTiles, source_ref, weight: jax.Array, table_ref, target_ref) -> None:
-    """Norm and rotary embedding of a head, `[1, 1, S, D]` both."""
+    """Write the norm and rotary embedding of a head, `[1, 1, S, D]`, to `target_ref`."""
 
     def chunk(i, _) -> None:
         rows = _part(i * ROTARY_ROWS, ROTARY_ROWS)
@@ -191,7 +191,7 @@ def _forward_kernel(tiles: HeadTiles, rotate: bool, q_ref, k_ref, v_ref, *refs) 
     def _():
         _rotate(tiles, k_ref, weights_ref[1], table_ref, k_rotated)
 
-    # The rotated queries lie where the output is written, which is the last thing that is done.
+    # The rotated queries lie where the output is written, which happens last.
     _rotate(tiles, q_ref, weights_ref[0], table_ref, out_ref)
     _attend(tiles, out_ref, k_rotated, v_ref, out_ref, lse_ref, top_ref, sum_ref, acc_ref)
 
@@ -250,7 +250,7 @@ def _attend(tiles: HeadTiles, q_ref, k_ref, v_ref, out_ref, lse_ref, top_ref, su
 
 def _backward_kernel(tiles: HeadTiles, rotate: bool, q_ref, k_ref, v_ref, by_out_ref, out_ref, lse_ref, *refs) -> None:
     *arrays, taken_off_ref, q_acc, k_acc, v_acc = refs
-    # What turns queries, keys and gradients, `[2, 1, D]` and `[S, D]`, and the gradients of its weights, `[2, 8, D]`.
+    # Norm weights, `[2, 1, D]`, rotary table, `[S, D]`, and the gradients of the weights, `[2, 8, D]`.
     weights_ref: Any = None
     table_ref: Any = None
     by_weights_ref: Any = None
@@ -272,7 +272,7 @@ def _backward_kernel(tiles: HeadTiles, rotate: bool, q_ref, k_ref, v_ref, by_out
 
     q_taken, k_taken = q_ref, k_ref
     if rotate:
-        # Rotated queries and keys lie where their gradients are written, which is the last thing that is done.
+        # Rotated queries and keys lie where their gradients are written, which happens last.
         q_taken, k_taken = by_q_ref, by_k_ref
 
         @pl.when(group == 0)
@@ -286,15 +286,15 @@ def _backward_kernel(tiles: HeadTiles, rotate: bool, q_ref, k_ref, v_ref, by_out
         _rotate(tiles, q_ref, weights_ref[0], table_ref, q_taken)
 
     def take_off(i, _) -> None:
-        """What the softmax takes off each gradient of a weight: sum_d out_d by_out_d of its row."""
+        """Compute what the softmax takes off each gradient of a weight: sum_d out_d by_out_d of its row."""
         at = _part(i * LANES, LANES)
         out, by_out = (ref[0, 0, at, :].astype(jnp.float32) for ref in (out_ref, by_out_ref))
         summed = (out * by_out).sum(axis=-1, keepdims=True)
         taken_off_ref[:, at] = jnp.broadcast_to(summed, (LANES, LANES)).T[:1]
 
     def part(at, cols, *, masked: bool) -> None:
-        """What the pairs of queries `at` and keys `cols` add to the gradients; the scores lie keys by queries, so that
-        what belongs to a query is a row."""
+        """Add to the gradients what the pairs of queries `at` and keys `cols` give; the scores lie keys by queries, so
+        that what belongs to a query is a row."""
         q, by_out, k, v = q_taken[0, 0, at, :], by_out_ref[0, 0, at, :], k_taken[0, 0, cols, :], v_ref[0, 0, cols, :]
         s = lax.dot_general(k, q, _OUTER, preferred_element_type=jnp.float32)
         weights = jnp.exp2(s - lse_ref[0, 0, :, at])

@@ -40,7 +40,7 @@ class LossConfig:
     nmae                 |rho - r| / mean density of the cell                 share
     ==================== ==================================================== ==========
 
-    `nmae` is of a field model (`model.type: field`), which gives one density rho and no distribution: its only loss.
+    `nmae` is the only loss of a field model (`model.type: field`), which gives one density rho and no distribution.
     `emd` is the 1-Wasserstein distance to a point mass; `crps` is the continuous ranked probability score (Gneiting and
     Raftery, J. Am. Stat. Assoc. 102, 359 (2007), eq. 20). `vocabulary: full` and `z_loss_weight` add to each of them.
 
@@ -56,7 +56,7 @@ class LossConfig:
     target_sigma: float = 2.0
     """Standard deviation of the soft target: bins if `target_space` is `bin`, e/Å³ if it is `rho`."""
     emd_weight: float = 1.0
-    """What `ce_emd` multiplies the EMD with, in nats per e/Å³."""
+    """Factor of the EMD in `ce_emd`, in nats per e/Å³."""
     preamble_weight: float = 0.0
     """Weight of a position whose target is neither a density token nor padding, relative to a density position. It
     costs the cross-entropy over the whole vocabulary. 0: density tokens only."""
@@ -64,9 +64,9 @@ class LossConfig:
     """`density`: the softmax runs over the density bins only. `full`: over the whole vocabulary, which adds
     -log(probability of any density token) to each formula: for `cross_entropy` exactly -log p_t over all of it."""
     z_loss_weight: float = 0.0
-    """What z^2 costs, in nats^-1, with z the logarithm of the sum of exp(logit) over the ids that a position's softmax
-    runs over (those of `vocabulary`; for a preamble position all), and the position's weight. It keeps the logits from
-    drifting (ST-MoE, arXiv 2202.08906, eq. 5; PaLM, arXiv 2204.02311, has 1e-4). 0: none. Not with `kernel: pallas`."""
+    """Factor of z^2, in nats^-1, in a position's loss; z is the logarithm of the sum of exp(logit) over the ids of the
+    position's softmax (those of `vocabulary`; for a preamble position all). It keeps the logits from drifting (ST-MoE,
+    arXiv 2202.08906, eq. 5; PaLM, arXiv 2204.02311, has 1e-4). 0: none. Not with `kernel: pallas`."""
     block_positions: int = key(256, free="rounding")
     """Positions whose logits exist at one time: batch on a device x block_positions x ids float32 values. Compiled
     for a v6e chip with 8 sequences of 8,192 positions, 16,384 bins and a width of 1,024, `soft_cross_entropy` at 128
@@ -80,7 +80,7 @@ class LossConfig:
     time a step as its trainer makes it; `cross_entropy` over the `full` vocabulary alone, and top-1 accuracy and EMD
     are NaN."""
     tiles: LossTiles = LossTiles()
-    """Of the `pallas` kernel; what is not set comes from a table of tuned tiles."""
+    """Tiles of the `pallas` kernel; what is not set comes from a table of tuned tiles."""
     interpret: bool = key(False, free="rounding")
     """As `model.splash.interpret`."""
 

@@ -1,4 +1,4 @@
-"""The training loss on density tokens, in blocks of positions; `profiling/plain_loss.py` has it as its formulas say it.
+"""The training loss on density tokens, in blocks of positions; `profiling/plain_loss.py` has it straight from formulas.
 
 Shapes: B batch, P positions, E embedding, V vocabulary, R rows of the head in use, K density bins.
 """
@@ -41,8 +41,8 @@ def density_loss(
     """Loss of a batch and its metrics, never holding the logits of more than `config.block_positions` positions.
 
     The hidden state at position p, of `[batch, position, embed]` in the compute type, predicts `tokens[p + 1]`, integer
-    `[batch, position]`; the head is `[vocab, embed]`. The batch may be missing, and named arrays order their axes as
-    they like. `scale`, float32 `[batch, position]` in e/Å³, is that of a relative codec. Where a mesh is active
+    `[batch, position]`; the head is `[vocab, embed]`. The batch may be missing, and named arrays may have their axes in
+    any order. `scale`, float32 `[batch, position]` in e/Å³, is that of a relative codec. Where a mesh is active
     (concrete or abstract) and the current haliax axis mapping spreads `batch` or `position` over it, each device works
     on its part and the gradient of the head is summed over the devices once.
 
@@ -50,8 +50,8 @@ def density_loss(
     sequence's positions: `density_loss`; `cross_entropy_nats` of the true bin; `top1_accuracy` among the density bins,
     a tie of n counting 1/n; `emd_e_per_A3`, the mean of sum p |v - r|, and `rho_mean_e_per_A3` of the targets, whose
     ratio is the NEMD (both only with values); `preamble_cross_entropy_nats` (only with a preamble weight);
-    `density_positions`, mean count; and `sequences_without_density`, the fraction that contributed 0. With `unread`,
-    bool `[batch]`, rows whose density the model was not given, also `unread_share` of the rows, and
+    `density_positions`, mean count; and `sequences_without_density`, the fraction that contributed 0. `unread`, bool
+    `[batch]`, marks rows whose density the model was not given; with it there are also `unread_share`, their share, and
     `unread_density_loss`, their part of `density_loss`.
     """
     spec, inputs, constant_metrics = prepared(hidden, head, tokens, config, target, unread, scale)
@@ -66,8 +66,8 @@ def density_loss(
 
 def evaluation_sums(loss: jax.Array, metrics: dict[str, jax.Array], n_sequences: int) -> dict[str, jax.Array]:
     """A batch's loss and metrics, but for `sequences_without_density`, as sums over the `sequences` that count, so that
-    batches of any size add up exactly. **A sequence counts if it has a density position**: without one, as those are
-    that Levanter's loader fills a short last batch with, nothing is asked of the model."""
+    batches of any size add up exactly. **A sequence counts if it has a density position**: one without, such as those
+    that Levanter's loader fills a short last batch with, asks nothing of the model."""
     sums = {name: value * n_sequences for name, value in metrics.items() if name != "sequences_without_density"}
     counted = jnp.round(n_sequences * (1.0 - metrics["sequences_without_density"]))
     return {"sequences": counted, "loss": loss * n_sequences} | sums
@@ -93,7 +93,7 @@ def prepared(
     unread: jax.Array | NamedArray | None = None,
     scale: jax.Array | NamedArray | None = None,
 ) -> tuple[BlockSpec, LossInputs, dict[str, jax.Array]]:
-    """Plain arrays of the right shapes with each position's target and weight, and the metrics of these alone."""
+    """Plain arrays of the right shapes with each position's target and weight, and the metrics that need only these."""
     config.check_layout(target.tokens_per_voxel)
     hidden, head = plain(hidden, ("batch", "position", "embed")), plain(head, ("vocab", "embed"))
     tokens = plain(tokens, ("batch", "position"))
@@ -208,7 +208,7 @@ loss_sums.defvjp(_forward, _backward)
 def _on_mesh(
     spec: BlockSpec, sharding: Sharding | None, differentiate: bool, inputs: LossInputs
 ) -> tuple[LossSums, tuple[jax.Array, ...]]:
-    """`_on_device`, on each device its part of batch and positions when there is a mesh."""
+    """`_on_device`, with each device's part of batch and positions where there is a mesh."""
     on_device = partial(_on_device, spec, sharding, differentiate)
     if sharding is None:
         return on_device(inputs)
@@ -249,7 +249,7 @@ def _levanter_loss_sums(
     """As `xla_loss_sums` by Levanter's fused cross-entropy: the step that Levanter's own trainer makes. Top-1 accuracy
     and EMD, which it does not compute, are NaN. It goes through the vocabulary in blocks, of 8,192 ids on a v6e, for
     all positions of a device at once, and computes the logits again in the backward pass. Two steps of 200M that ran
-    out of memory are planned within 0.6 % of what the pods needed with it, and 1.0 to 1.3 % short with tomat's blocks
+    out of memory are planned within 0.6 % of what the pods needed with it, and 1.0 to 1.3 % too low with tomat's blocks
     (`docs/tracking/calibration.md`)."""
     from levanter.kernels.pallas.fused_cross_entropy_loss import IMPLEMENTATIONS  # takes a second
 

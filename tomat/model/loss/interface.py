@@ -22,13 +22,13 @@ class DensityTarget:
     """K, one for each bin of the codec."""
     value_table: np.ndarray | None
     """Density of each density id, `[n_density_tokens]`, e/Å³, increasing: the codec's medians; or with an offset its
-    ratio to the promolecule. None: it has none."""
+    ratio to the promolecule. None: ids have no density."""
     density_start: int = DENSITY_START
     pad_id: int = PAD
     tokens_per_voxel: int = 1
-    """Of the layout. Above 1 the table is not used."""
+    """Tokens per voxel of the layout. Above 1 the table is not used."""
     offset_e_per_a3: float | None = None
-    """That of a relative codec (`data/codec/relative.py`): bin k stands for scale v_k - this at a position, e/Å³."""
+    """Offset of a relative codec (`data/codec/relative.py`): bin k stands for scale v_k - this at a position, e/Å³."""
 
     @property
     def density_end(self) -> int:
@@ -54,20 +54,20 @@ class BlockSpec:
     n_bins: int
     has_values: bool
     offset_e_per_a3: float = 0.0
-    """Of a relative codec, whose inputs have a scale."""
+    """Offset of a relative codec, whose inputs have a scale."""
 
 
 class BinTables(NamedTuple):
     values: jax.Array
-    """Density of each bin `[K]`, e/Å³, increasing; of a relative codec its ratio to the promolecule."""
+    """Density of each bin `[K]`, e/Å³, increasing; for a relative codec its ratio to the promolecule."""
     widths: jax.Array
     """Width of each bin `[K]`, in the same unit."""
 
 
 class PositionWeights(NamedTuple):
-    """Weight of each position, `[B, P]`, summed over the batch in the loss and in the metrics: `density` and `other`
-    make the loss; `density_mean` and `other_mean` plain means over the positions of either sort, `unread_mean` one over
-    the density positions of rows whose density the model does not read."""
+    """Weights of each position, `[B, P]`, for sums over the batch. `density` and `other` make the loss; `density_mean`
+    and `other_mean` make plain means over the positions of either sort; `unread_mean` is `density_mean` in rows whose
+    density the model does not read, else 0."""
 
     density: jax.Array
     other: jax.Array
@@ -88,14 +88,14 @@ class LossInputs(NamedTuple):
     weights: PositionWeights
     tables: BinTables
     scale: jax.Array | None = None
-    """Of a relative codec what a ratio of 1 more adds to the density at each position, float32 `[B, P]`, e/Å³."""
+    """With a relative codec, what a ratio of 1 more adds to the density at each position, float32 `[B, P]`, e/Å³."""
 
 
 class PositionTerms(NamedTuple):
     """Loss and metrics of each position, float32 and all of one shape."""
 
     loss: jax.Array
-    """Of a density position, by the configured formula."""
+    """Loss of a density position, by the configured formula."""
     cross_entropy: jax.Array
     emd: jax.Array
     top1: jax.Array
@@ -117,7 +117,7 @@ class LossSums(NamedTuple):
 
 
 def weighted_sums(weights: PositionWeights, terms: PositionTerms) -> LossSums:
-    """The sums of some positions; weights and terms of each are of one shape."""
+    """The sums over some positions; all weights and terms are of one shape."""
     return LossSums(
         loss=jnp.sum(weights.density * terms.loss + weights.other * terms.other_cross_entropy),
         density_loss=jnp.sum(weights.density_mean * terms.loss),

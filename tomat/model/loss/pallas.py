@@ -1,10 +1,9 @@
 """The loss by Pallas kernels: value and gradients without logits in HBM.
 
-The rows (positions of all sequences on a device) are taken some thousands at a time. Of these one kernel walks over the
-head and gives each row's sums; from them come the losses, the metrics and a dozen scalars for each row; with those a
-second kernel walks over the head again and gives both gradients. So the logits are computed twice, four matmuls
-instead of the three of `xla.py`, and what moves through HBM is the head and its gradient, once for each group
-of rows.
+The rows (positions of all sequences on a device) are taken some thousands at a time. For these one kernel walks over
+the head and gives each row's sums; from them come the losses, the metrics and a dozen scalars for each row; with those
+a second kernel walks over the head again and gives both gradients. So the logits are computed twice, four matmuls
+instead of the three of `xla.py`, and what moves through HBM is the head and its gradient, once for each group of rows.
 
 Shapes: B batch, P positions, E embedding, R rows of the head in use, K density bins, S rows resident, N rows of this
 device rounded up to a multiple of S; C ids of the kernels' two sections (`pallas_kernels.py`), padding included.
@@ -39,13 +38,13 @@ class _Rows(NamedTuple):
     rho: jax.Array
     weights: PositionWeights
     scale: jax.Array | None
-    """As of `LossInputs`: the kernels know ratios alone, and each row's sums of them are multiplied here."""
+    """As in `LossInputs`. The kernels know ratios alone; each row's sums of these are multiplied by it here."""
 
 
 def pallas_loss_sums(
     spec: BlockSpec, differentiate: bool, inputs: LossInputs
 ) -> tuple[LossSums, tuple[jax.Array, ...]]:
-    """As `xla_loss_sums`, of all rows of this device."""
+    """As `xla_loss_sums`, for all rows of this device."""
     hidden, head, rows, weights, tables, scale = inputs
     n = hidden.shape[0] * hidden.shape[1]
     dtype = jnp.result_type(hidden, head)
@@ -159,7 +158,7 @@ def _rows(
     tables: BinTables,
     scale: jax.Array | None,
 ) -> _Rows:
-    """Targets `[N]`, rows of the head, as the kernels number them."""
+    """The `_Rows` of targets `rows` `[N]`, which are rows of the head and get the kernels' numbers."""
     bins = rows - spec.first_bin
     is_density = (bins >= 0) & (bins < spec.n_bins)
     others = plan.density_ids + jnp.where(bins < 0, rows, rows - spec.n_bins)
@@ -170,7 +169,7 @@ def _rows(
 
 
 def _scalars(columns: dict[int, jax.Array], n_rows: int) -> jax.Array:
-    """`[S, 16]` float32; a column that a loss does not use is zero."""
+    """The rows' scalars, `[S, 16]` float32; a column that a loss does not use is zero."""
     zero = jnp.zeros(n_rows, jnp.float32)
     return jnp.stack([columns.get(number, zero) for number in range(kernels.ROW_COLUMNS)], axis=-1)
 

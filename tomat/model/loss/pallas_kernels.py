@@ -23,13 +23,13 @@ from tomat.model.loss.config import LossConfig
 from tomat.model.tiles import LANES
 
 MASKED_LOGIT = -1e30
-"""Logit of an id that pads a section, and the largest before the first: finite, so that no difference is NaN."""
+"""Logit of an id that pads a section, and first value of the largest logit: finite, so no difference is NaN."""
 
 ID, VALUE, TARGET_WEIGHT, PADDING = range(4)
 """Rows of the table of ids `[8, R]`: number among the tiles' ids; density of the bin, e/Å³; what a soft target's
 Gaussian is multiplied with; 0, or `MASKED_LOGIT` for padding."""
 TABLE_ROWS = 8
-"""Sublanes of a register, of which the table uses the first."""
+"""Sublanes of a register; the table uses the first four."""
 
 TARGET, RHO, DENSITY_MAXIMUM, OTHER_MAXIMUM, DENSITY_FACTOR, OTHER_FACTOR, HIT, TERM, CENTRE, SOFT = range(10)
 """Columns of the rows' scalars `[S, 16]`. The statistics kernel reads the first two: the target's id among the tiles'
@@ -86,8 +86,8 @@ def n_statistics(config: LossConfig) -> int:
 def row_statistics(
     plan: KernelPlan, scalars: jax.Array, table: jax.Array, hidden: jax.Array, head: jax.Array
 ) -> jax.Array:
-    """`[sections, n_statistics, S, L]` float32, of S resident rows over the whole head: `hidden` `[S, E]`, `head` `[R,
-    E]`, `table` `[8, R]`, and the first two columns of `scalars` `[S, 16]`."""
+    """Statistics, `[sections, n_statistics, S, L]` float32, of S resident rows over the whole head: of `hidden` `[S,
+    E]`, `head` `[R, E]`, `table` `[8, R]`, and the first two columns of `scalars` `[S, 16]`."""
     rows, n_sums = hidden.shape[0], n_statistics(plan.config)
     return pl.pallas_call(
         partial(_statistics_kernel, plan),
@@ -109,7 +109,7 @@ def row_statistics(
 def gradients(
     plan: KernelPlan, scalars: jax.Array, table: jax.Array, hidden: jax.Array, head: jax.Array, by_head: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The gradients of S resident rows: by `hidden`, in its type, and, added to `by_head` in its place, `[R, E]`."""
+    """The gradients of S resident rows: by `hidden`, in its type, and by `head`, added to `by_head`, `[R, E]`."""
     inputs = _input_specs(plan, scalars, hidden)
     logits, by_logits = (pltpu.VMEM((plan.block_rows, plan.block_ids), dtype) for dtype in (jnp.float32, hidden.dtype))
     return pl.pallas_call(
@@ -128,7 +128,7 @@ def gradients(
 
 
 def _input_specs(plan: KernelPlan, scalars: jax.Array, hidden: jax.Array) -> list[pl.BlockSpec]:
-    """Of scalars, table, hidden states and head."""
+    """Blocks of scalars, table, hidden states and head."""
     table = pl.BlockSpec((TABLE_ROWS, plan.block_ids), lambda tile: (0, tile))
     tile = pl.BlockSpec((plan.block_ids, hidden.shape[1]), lambda tile: (tile, 0))
     return [_resident(scalars.shape), table, _resident(hidden.shape), tile]
@@ -144,7 +144,7 @@ def _compiler_params(plan: KernelPlan) -> pltpu.CompilerParams:
 
 
 def _cost(hidden: jax.Array, head: jax.Array, products: int, moved: int) -> pl.CostEstimate:
-    """For XLA's scheduler and for `tomat plan`, which cannot see into a kernel."""
+    """Cost for XLA's scheduler and for `tomat plan`, which cannot see into a kernel."""
     n = hidden.shape[0] * head.shape[0]
     return pl.CostEstimate(flops=2 * products * n * hidden.shape[1], transcendentals=n, bytes_accessed=moved)
 
@@ -194,7 +194,7 @@ def _statistics_kernel(plan: KernelPlan, scalars, table, hidden, head, out, *log
                 elif plan.is_soft:
                     q = _soft_target(config, ids - target, offset, table[TARGET_WEIGHT : TARGET_WEIGHT + 1, lanes])
                     extra, soft_total = extra + q * s, soft_total + q
-            # In the order of the statistics, of which a loss has the first so many.
+            # In the order of the statistics; a loss has the first `n_sums`.
             sums = maximum, total, target_logit, ties, distances, extra, soft_total
             for statistic, value in enumerate(sums[:n_sums]):
                 out[0, statistic, rows, :] = value
@@ -208,7 +208,7 @@ def _statistics_kernel(plan: KernelPlan, scalars, table, hidden, head, out, *log
 def _gradient_kernel(
     plan: KernelPlan, scalars, table, hidden, head, by_head_before, by_hidden, by_head, *scratch
 ) -> None:
-    """One tile of ids: the gradient by its rows of the head, and its share of that by the hidden states."""
+    """One tile of ids: the gradient by its rows of the head, and its share of the gradient by the hidden states."""
     config = plan.config
     weighs_distance = config.kind in ("ce_emd", "emd", "l1_mean")
     has_hit = config.kind in ("cross_entropy", "ce_emd") or config.preamble_weight > 0
@@ -263,7 +263,7 @@ def _gradient_kernel(
 
 
 def _pipelined(plan: KernelPlan, hidden, head, logits, add: Callable[[jax.Array | int, int], None]) -> None:
-    """`add` on each block of rows, whose logits are made one block ahead, in the two scratch buffers by turns."""
+    """Call `add` on each block of rows. Its logits are made one block ahead, in the two scratch buffers by turns."""
 
     def multiply(block: jax.Array | int, slot: int) -> None:
         logits[slot][...] = _dot(hidden[_block(block, plan.block_rows), :], head[...], _NT)
@@ -318,6 +318,6 @@ def _chunk(plan: KernelPlan, block: jax.Array | int, chunk: jax.Array):
 
 
 def _dot(a: jax.Array, b: jax.Array, dimensions) -> jax.Array:
-    """Product in float32; of float32 operands without rounding them to bfloat16."""
+    """Product in float32; float32 operands are not rounded to bfloat16."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""What the first logged loss must be: a loss that is not the one configured shows in its first value.
+"""Checks the first logged loss: if a loss runs that is not the one configured, its first value shows it.
 
 Before the first update the prediction is near uniform, and there each loss has its own known value, such as log K nats
 for a cross-entropy over K bins, or the mean |v - r| for an EMD.
@@ -18,7 +18,7 @@ UNTIED_LOGIT_STD = 1.0
 Qwen3, 512 x 6: 0.99 (rows are drawn with embed^-1/2, and the last norm gives each hidden component unit variance)."""
 
 TIED_LOGIT_STD = 0.1
-"""The same where it is the input embedding, whose rows are drawn with 1/embed. Measured: 0.044 at 512 x 6."""
+"""The same for tied embeddings, whose rows are drawn with 1/embed. Measured: 0.044 at 512 x 6."""
 
 
 def uniform_loss(config: LossConfig, tokens: np.ndarray, *, target: DensityTarget, vocab_size: int) -> float:
@@ -67,10 +67,10 @@ def _tolerance(config: LossConfig, expected: float, target: DensityTarget, logit
     """How far the first loss of a fresh model may be from `uniform_loss`, in `config.unit`.
 
     Independent logits of standard deviation s change a cross-entropy by s^2 / 2 in the mean (the log-mean of a
-    log-normal) and by up to s more through the logits of the targets, where many positions share one target bin; a
-    soft target and a preamble only average that. An expectation over the bins changes by its sampling error, std_k
-    |v_k - r| exp(s^2 / 2) / sqrt(K), and |.| being 1-Lipschitz, std |v - r| <= std v: four of those, twice for the
-    CRPS, whose square has slope 2. 2 % more covers bfloat16 logits.
+    log-normal) and by up to s more through the logits of the targets, where many positions share one target bin; a soft
+    target and a preamble only average that. An expectation over the bins changes by its sampling error, std_k |v_k - r|
+    exp(s^2 / 2) / sqrt(K), and |.| being 1-Lipschitz, std |v - r| <= std v: four of those are allowed, twice that for
+    the CRPS, whose square has slope 2. 2 % more covers bfloat16 logits.
     """
     tolerance = 0.02 * abs(expected)
     if config.kind in CROSS_ENTROPY_KINDS or config.vocabulary == "full" or config.preamble_weight > 0:
@@ -79,7 +79,7 @@ def _tolerance(config: LossConfig, expected: float, target: DensityTarget, logit
         sampling = float(np.std(target.values)) * math.exp(logit_std**2 / 2)
         slope = {"crps": 2.0, "ce_emd": config.emd_weight}.get(config.kind, 1.0)
         tolerance += 4.0 * slope * sampling / math.sqrt(target.n_density_tokens)
-    # Spread logits add s^2 / 2 to z, the logarithm of at most as many ids as there are.
+    # Spread logits add s^2 / 2 to z, which is at most the logarithm of the number of ids.
     log_ids, shift = math.log(MAX_IDS), logit_std**2 / 2
     return tolerance + config.z_loss_weight * ((log_ids + shift) ** 2 - log_ids**2)
 
@@ -90,7 +90,7 @@ def check_first_loss(
     """Stop a run of a model with freshly drawn weights whose first logged loss, before its first update, is not what
     the configured loss gives. `logit_std` is `TIED_LOGIT_STD` or `UNTIED_LOGIT_STD`."""
     tolerance = _tolerance(config, expected, target, logit_std)
-    if abs(measured - expected) <= tolerance:  # False of what is no number
+    if abs(measured - expected) <= tolerance:  # False for NaN
         return
     said = f"the first loss is {measured:.4g} {config.unit}, and {config.kind} over the {config.vocabulary} vocabulary"
     raise TomatError(

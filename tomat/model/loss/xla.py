@@ -28,9 +28,9 @@ from tomat.model.loss.interface import (
 class _Softmax(NamedTuple):
     """Softmax over the last axis, in parts, so that sums over it need one pass over the logits.
 
-    Normalised by its sum, not as exp(logits - log-normaliser): rounding the log-normaliser costs all of p a common
-    factor, which the differences of the gradients, such as p (distance - EMD), show when p is nearly one bin
-    (measured at a logit spread of 5: errors up to 1.6e-5 of the largest gradient, against 0.5e-5).
+    Normalised by its sum, not as exp(logits - log-normaliser): rounding the log-normaliser changes all of p by a common
+    factor, which differences in the gradients, such as p (distance - EMD), show when p is nearly one bin (measured at a
+    logit spread of 5: errors up to 1.6e-5 of the largest gradient, against 0.5e-5).
     """
 
     largest: jax.Array
@@ -65,8 +65,8 @@ def _sum(x: jax.Array) -> jax.Array:
 def _density_terms(
     spec: BlockSpec, tables: BinTables, logits: jax.Array, target: jax.Array, scale: jax.Array | None
 ) -> tuple[PositionTerms, jax.Array]:
-    """Density positions over the density bins alone: terms `[B, Q]`, gradient of the loss by the logits `[B, Q, K]`;
-    `target` is the bin of each, int32 `[B, Q, 1]`, and `scale`, of a relative codec, `[B, Q, 1]`.
+    """Terms `[B, Q]` of density positions, over the density bins alone, and the gradient of the loss by the logits `[B,
+    Q, K]`; `target` is the bin of each, int32 `[B, Q, 1]`, and `scale`, for a relative codec, `[B, Q, 1]`.
 
     All sums over the bins depend on nothing but the largest logit, so XLA fuses them into one pass over the logits;
     masked sums stand for gathers, which would need a pass of their own.

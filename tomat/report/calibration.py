@@ -1,5 +1,5 @@
-"""What is said of the calibration, wherever it is shown: what plans said of steps that pods have taken, beside what
-they took."""
+"""The report on the calibration, for every place that shows it: plans of steps beside the same steps measured on
+pods."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,14 +11,14 @@ from tomat.perf.plan.calibration import CalibrationRow
 ModelTable = Mapping[str, Mapping[str, float]]
 """Seconds of each model (`MODELS`) by category."""
 LEAST_SECONDS = 1e-3
-"""Of a category, to be a row of the table of models."""
+"""Categories below this time have no row in the table of models."""
 
 
 def calibration_report(
     rows: Sequence[CalibrationRow], notes: Sequence[str] | None = None, models: Mapping[str, ModelTable] | None = None
 ) -> Report:
-    """Every measurement on record beside its plan; `notes` are what people have said of what differs (None: they were
-    not read), `models` those of rows that have just been planned, by name."""
+    """Every measurement on record beside its plan. `notes` are people's remarks on the differences (None: not read).
+    `models` are the cycle models of rows that have just been planned, by the row's name."""
     lead = "What `tomat plan` says of steps that pods have run, to which no estimate is fitted. "
     lead += "`tomat plan --calibrate` plans every row again; `tomat plan --record RUN` adds a run of yours."
     sources = Table("", [*map(Column, ("run", "slice", "source"))], [(row.name, row.slice, row.source) for row in rows])
@@ -68,11 +68,11 @@ def memory_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
 
 
 def _compared(points: Sequence[tuple[str, float, float, float]], what: str, unit: str) -> list[Part]:
-    """Planned against measured, for a browser: name, both figures, the fraction by which the plan may be off."""
+    """A chart of planned against measured. A point is (name, planned, measured, the plan's stated relative error)."""
     if not points:
         return []
     ratios = [b / a for _, a, b, _ in points]
-    # As a plan's own range, `Interval.of`.
+    # The same range as a plan states for itself: `Interval.of`.
     ranges = [(a / (1 + error), a * (1 + error)) for _, a, _, error in points] if any(p[3] for p in points) else ()
     said = f"{len(points)} rows; measured over planned from {min(ratios):.3f} to {max(ratios):.3f}. "
     said += "Dotted: equality. Bars: the range expected."
@@ -98,7 +98,7 @@ def shares_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
 
 
 def _models_parts(rows: Sequence[CalibrationRow], models: Mapping[str, ModelTable]) -> list[Part]:
-    """Each model's seconds by category; a model leaves out what it does not know."""
+    """Each model's seconds by category. A model has no value for a category that it does not know."""
     parts: list[Part] = []
     heads = [Column("category"), *(Column(name, seconds) for name in MODELS)]
     for row in rows:

@@ -1,4 +1,4 @@
-"""What is said of MFU, planned or measured, wherever it is shown: every convention, and where the wall clock went."""
+"""The report on MFU, planned or measured, for every place that shows it: every convention, the wall clock by part."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from tomat.hardware.mfu import UTILISATIONS
 
 
 def mfu_parts(report: Mapping[str, Any] | None) -> list[Part]:
-    """MFU by every convention, and where the wall clock went, of a report of `hardware/mfu.py`."""
+    """MFU by every convention and the wall clock by part, from a report of `hardware/mfu.py`."""
     if not report:
         return ["No step time is on record for this run."]
     parts: list[Part] = []
@@ -40,7 +40,7 @@ def _figures(report: Mapping[str, Any]) -> Table:
         (one.key, one.name, share, f"{one.counts} ({one.source})" if one.source else one.counts) for one in UTILISATIONS
     ]
     names += [("tokens_per_second_per_chip", "tokens/s/chip", count, ""), ("tokens_per_second", "tokens/s", count, "")]
-    # Headings of the columns -> key of a figure in each, by its own.
+    # Heading of a column -> pattern that makes the figure's key in this column from the figure's own key.
     heads, said = {"value": "{}"}, ""
     if "step_seconds_p10" in report:
         heads = {"median": "{}", "p10": "{}_p10", "p90": "{}_p90", "wall clock": "wall_{}"}

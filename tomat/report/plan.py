@@ -1,4 +1,4 @@
-"""What is said of a plan, wherever it is shown: its memory, what its estimate is made of, and what else was tried."""
+"""The report on a plan, for every place that shows it: its memory, the parts of its estimate, the changes tried."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 GIB, MIB = 2**30, 2**20
 FITS, UNFIT = Verdict("fits", State.GOOD), "does not fit"
 LEAST_SHARE = 0.001
-"""Of the step, for a part of what it rests on."""
+"""Kernels below this share of the step have no row in `support_table`."""
 SPAN = ("estimate", "low", "high")
 UNITS = ("MXU", "VALU", "EUP", "XLU", "VLOAD", "VSTORE")
 
@@ -26,7 +26,7 @@ def _gib(heading: str) -> Column:
 
 
 def memory_parts(memory: MemoryReport) -> list[Part]:
-    """Whether a plan fits, what its memory is made of, and what is live when most of it is used."""
+    """Whether a plan fits, the parts of its memory, and the memory in use over the schedule of the step."""
     beyond = readable_bytes(abs(memory.headroom_bytes))
     required, capacity = readable_bytes(memory.required_bytes), readable_bytes(memory.capacity_bytes)
     facts: dict[str, Cell] = {
@@ -70,8 +70,8 @@ def buffers_table(memory: MemoryReport, top: int | None = None) -> Table:
 
 
 def plan_parts(report: Mapping[str, Any]) -> list[Part]:
-    """What only the plan of a step says: step and utilisation with their ranges, tokens a second, the models side by
-    side, what the estimate rests on; of `Plan.to_dict()`, as made or as kept by an earlier version."""
+    """What a plan has beyond a profile: step time and utilisation with their ranges, tokens a second, the cycle models
+    side by side, and the timings behind the estimate. `report` is a `Plan.to_dict()`, also of an earlier version."""
     facts = {key: report.get(key) for key in ("slice", "compiler")} | {"configuration": report.get("config_hash")}
     support = [Support(**part) for part in report.get("rests_on") or ()]
     if support:
@@ -94,7 +94,7 @@ def plan_parts(report: Mapping[str, Any]) -> list[Part]:
         said = "Step and utilisation of the slice's peak, with the range in which they are expected"
         parts.append(Table(said, [Column(""), *columns("estimate", "from", "to", right=True)], rows))
     if models := report.get("models_seconds"):
-        # A model leaves out the operations that it does not know: 0 of a kind is no answer.
+        # A model leaves out the operations that it does not know, so 0 for a kind means that it has no answer.
         body = [
             (kind, *(row.get(name) or None for name in MODELS))
             for kind, row in sorted(models.items(), key=lambda item: -item[1].get("estimate", 0.0))
@@ -120,7 +120,7 @@ def support_table(support: Sequence[Support]) -> Table:
 
 
 def trials_part(trials: Sequence[Mapping[str, Any]]) -> Part:
-    """What was tried to make a step fit, as `Trial.to_dict` gives it."""
+    """The changes that were tried to make a step fit, as `Trial.to_dict` gives them."""
     if not trials:
         return "No change of microbatch, checkpointing, sharding or batch is left to try."
     rows = [

@@ -1,4 +1,4 @@
-"""What is said of runs that others published beside the plans of their steps: errors by kind, every row, the rest."""
+"""The report on runs that others published, beside the plans of their steps: errors by group, every row, the rest."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from tomat.perf.tuning.published_runs import NAME, PublishedRun
 from tomat.perf.tuning.sweep_rows import FITS, RowRecord
 
 SLOW_SECONDS = 0.4
-"""Of a step, from which the host's share is small."""
+"""The host's share is small in steps longer than this."""
 COLOURS = {"v5p": "#0072b2", "v5e": "#d55e00", "v4": "#009e73", "v6e": "#cc79a7", "tpu7x": "#e69f00"}
-"""Of chips; told apart with any colour vision (Okabe and Ito, 2008)."""
+"""Chip -> colour; readers with any colour vision can tell them apart (Okabe and Ito, 2008)."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Beside:
     row: RowRecord
     device: Interval
     planned: Interval
-    """With the host and the compiles of the record."""
+    """The device's step with the host's time and the compiles that are in the record."""
 
     @property
     def error(self) -> float:
@@ -60,7 +60,7 @@ def beside(runs: Sequence[PublishedRun], rows: Mapping[str, RowRecord]) -> list[
 
 
 def errors_of(found: Sequence[Beside]) -> dict[str, Any]:
-    """Errors of a group, fractions; the share of measured steps that lie in the stated range."""
+    """Errors of a group as fractions, and the share of measured steps that lie in the stated range."""
     absolute = sorted(abs(one.error) for one in found)
     p90 = quantiles(absolute, n=10, method="inclusive")[-1] if len(absolute) > 1 else absolute[0]
     return {
@@ -94,8 +94,8 @@ def published_report(
     pods: Sequence[CalibrationRow] = (),
     kernels: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Runs of the table, planned or not, beside the plans on record, by the run's id. `pods` are runs of one's own,
-    planned and measured (`tomat plan --record`), `kernels` those of `kernels.json`, by chip."""
+    """The report on published runs, planned or not; `rows` are the plans on record, by the run's id. `pods` are one's
+    own runs, planned and measured (`tomat plan --record`); `kernels` are those of `kernels.json`, by chip."""
     found = beside(runs, rows)
     lead = (
         "Steps of runs that others made with Levanter and published (marin-community/marin's speedruns, Apache-2.0; "
@@ -212,7 +212,7 @@ def _rows_table(found: Sequence[Beside]) -> Table:
 
 
 def _repeats(runs: Sequence[PublishedRun]) -> list[Part]:
-    """How far records of one step are apart, planned or not: no plan can be nearer to all of them."""
+    """How much the measured times of runs with the same step differ. No plan can be closer to all of them than that."""
     same: dict[str, list[PublishedRun]] = {}
     for run in runs:
         same.setdefault(run.step, []).append(run)

@@ -1,4 +1,4 @@
-"""What is said of a run, wherever it is shown: its figures, its history, its evaluations."""
+"""Tables of a run's figures and of its history, for every place that shows them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,11 +7,11 @@ from tomat.base.report.formats import count, number, percent
 from tomat.base.report.model import Column, Table
 
 NOT_DETAILS = ("time", "event", "step")
-"""Of an event: they have columns of their own."""
+"""Keys of an event that have columns of their own, so that the details leave them out."""
 
 
 def result_rows(figures: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """Names of figures of a run (`train/runs/summary.py`), and what they read; None where they are not known."""
+    """(Name, formatted value) of each figure of a run (`train/runs/summary.py`); the value is None if not known."""
     done, total, first, last = map(figures.get, ("steps_done", "steps_total", "first_loss", "last_loss"))
     improvement = f"{first - last:.4f} ({percent(1 - last / first, 0)})" if first and last is not None else None
 
@@ -37,7 +37,7 @@ def result_rows(figures: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 
 
 def results_table(figures: Mapping[str, Any], more: Sequence[tuple[str, str | None]] = ()) -> Table | None:
-    """The figures of a run that are known; None where none is."""
+    """A table of the known figures of a run; None where no figure is known."""
     rows = [(name, value) for name, value in (*result_rows(figures), *more) if value is not None]
     return Table("", (Column("figure"), Column("value", right=True)), rows) if rows else None
 

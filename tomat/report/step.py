@@ -1,4 +1,4 @@
-"""What is said of a step, measured or planned, wherever it is shown: facts, tables and charts of its breakdown."""
+"""Facts, tables and charts of the breakdown of a step, measured or planned, for every place that shows it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,8 +11,8 @@ from tomat.perf.profile.steady import WindowKind, what_else_ran
 from tomat.perf.profile.two_breakdowns import Comparison
 from tomat.perf.profile.two_breakdowns import Verdict as Judged
 
-# One colour a category, so that pages can be compared at a glance: blues attention, greens matmul and loss, oranges
-# elementwise work, purples parameters, reds communication, greys time without work.
+# One colour for each category, so that pages can be compared at a glance. Blue: attention; green: matmul and loss;
+# orange: elementwise work; purple: parameters; red: communication; grey: time without work.
 COLOURS: dict[str, str] = {
     Category.ATTENTION_FORWARD: "#2b6cb0",
     Category.ATTENTION_BACKWARD: "#1a4a80",
@@ -32,7 +32,7 @@ COLOURS: dict[str, str] = {
     Category.UNATTRIBUTED: "#ece4e4",
 }
 SMALLEST_SHARE = 0.0005
-"""Of the step, for a point of the roofline."""
+"""Operations below this share of the step have no point in the roofline chart."""
 GIB = 2**30
 HBM_BYTES = Column("HBM bytes", lambda value: quantity(value, "B"))
 _STATES = {Judged.PASS: State.GOOD, Judged.WARN: State.DOUBTFUL, Judged.FAIL: State.BAD}
@@ -119,7 +119,7 @@ def memory_table(breakdown: Breakdown) -> Table:
 
 
 def comparison_table(result: Comparison) -> Table:
-    """Two steps, category by category, the largest difference first."""
+    """Two steps beside each other, one row for each category, the largest difference first."""
     heads = [Column("category"), *columns("A", "B", show=seconds), Column("cycles", lambda value: signed(value, 0))]
     heads += [Column("points", signed), Column("of A's step", lambda value: f"{signed(value)} %"), Column("verdict")]
     rows = [
@@ -135,7 +135,7 @@ def judged(verdict: Judged) -> Verdict:
 
 
 def step_charts(breakdown: Breakdown, stem: str = "") -> list[Chart]:
-    """The charts that the breakdown has data for; `stem` is that of their files."""
+    """The charts that the breakdown has data for. The names of their files begin with `stem`."""
     charts = [shares_chart(breakdown), roofline_chart(breakdown), times_chart(breakdown)]
     return [replace(one, file=f"{stem}-{one.file}") for one in charts if one is not None]
 
@@ -146,13 +146,13 @@ def shares_chart(breakdown: Breakdown) -> Chart:
     series = [Series(names[row.name], [100 * row.share], mark="bar", colour=COLOURS[row.name]) for row in rows]
     largest = sorted(rows, key=lambda row: -row.seconds)[:4]
     said = f"Largest: {', '.join(names[row.name] for row in largest)}."
-    # Below a bar alone the name of an axis would lie in the legend.
+    # The title names the axis: below a single bar, an axis label would overlap the legend.
     title = "Share of the step by category, %"
     return Chart(title, series, Axis(""), Axis(""), said, "shares.svg", (7.5, 1.9))
 
 
 def roofline_chart(breakdown: Breakdown) -> Chart | None:
-    """Operations by intensity and rate under the roofs; None where the chip's peaks or the work are not known."""
+    """Operations by intensity and flop rate under the roofs; None where the chip's peaks or the work is not known."""
     peak, bandwidth = breakdown.roofs.peak_flops_per_second, breakdown.roofs.peak_hbm_bytes_per_second
     known = [op for op in breakdown.ops if op.flops and op.hbm_bytes is not None and op.seconds > 0]
     timed = [op for op in known if op.seconds >= SMALLEST_SHARE * breakdown.step_seconds]
@@ -160,7 +160,7 @@ def roofline_chart(breakdown: Breakdown) -> Chart | None:
         return None
     ridge = peak / bandwidth
     intensities = [op.flops / op.hbm_bytes for op in timed if op.flops and op.hbm_bytes]
-    # What stays in VMEM moves no HBM bytes; it stands at the right edge.
+    # An operation that stays in VMEM moves no HBM bytes. Its point is at the right edge.
     edge, low = 10 * max([10 * ridge, *intensities]), min([ridge / 100, *intensities])
     series = [Series("roofs", [low, ridge, edge], [low * bandwidth, peak, peak], colour="#8a929b", named=False)]
     for operands, other in sorted({str(op.operands): breakdown.roofs.peak_of(op.operands) for op in timed}.items()):
@@ -189,7 +189,7 @@ def roofline_chart(breakdown: Breakdown) -> Chart | None:
 
 
 def times_chart(breakdown: Breakdown) -> Chart | None:
-    """How often a step took how long; None of a single one."""
+    """A histogram of the step times; None for fewer than two steps."""
     times = breakdown.step_times_seconds
     if len(times) < 2:
         return None
@@ -199,7 +199,7 @@ def times_chart(breakdown: Breakdown) -> Chart | None:
 
 
 def windows_chart(breakdown: Breakdown) -> Chart | None:
-    """Every window where it began; None of a breakdown that kept none."""
+    """The time of each window over its start; None for a breakdown with fewer than two windows."""
     if len(breakdown.windows) < 2:
         return None
     series = []

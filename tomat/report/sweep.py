@@ -1,5 +1,5 @@
-"""What is said of a sweep, planned (`tomat plan --sweep`) or measured (`tomat lab run`), wherever it is shown: one
-report of each kind, for a tracking page, a browser and, of its ranking, the terminal."""
+"""The reports on a sweep, planned (`tomat plan --sweep`) or measured (`tomat lab run`). The same report serves the
+tracking page and the browser; the terminal shows its ranking."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -39,13 +39,13 @@ MIB = 2**20
 JOULES = "J a step"
 WINDOW_KEY = "model.sliding_window"
 BUSY_SHARE = 0.05
-"""Of the processors used by others from which a page says that the machine was shared."""
+"""From this share of the processors used by other processes, a page says that the machine was shared."""
 SMALLEST_SHARE = 0.01
-"""Of a step, for a column of the table of categories."""
+"""Categories below this share of every row's step have no column in the table of categories."""
 LINE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Told apart with any colour vision (Okabe and Ito, 2008)."""
+"""Readers with any colour vision can tell them apart (Okabe and Ito, 2008)."""
 ASIDE = 1.035
-"""Factor in chips between the bars of two lines, which would cover each other."""
+"""Factor in chips by which the error bars of two lines are moved apart, so that they do not cover each other."""
 
 PLANNED_LEGEND = (
     "Planned, not measured. HBM: of one chip, required and available. Intervals are those of a step's parts "
@@ -70,7 +70,7 @@ NOT_COMPARED = "No row is both planned (`tomat plan --sweep`) and measured (`tom
 
 
 def planned_report(record: SweepRecord[RowRecord], measured: Mapping[str, LabRow]) -> Report:
-    """A sweep of plans; `measured` are the rows of its measurements, by name, where there are any."""
+    """The report on a sweep of plans. `measured` are the measured rows of the same sweep, by name, if there are any."""
     rows = record["rows"]
     left = record.get("n_rows", 0) - len(rows)
     facts = {
@@ -102,8 +102,8 @@ def planned_report(record: SweepRecord[RowRecord], measured: Mapping[str, LabRow
 def measured_report(
     record: SweepRecord[LabRow], plans: Mapping[str, RowRecord], epoch_rows: int | None = None
 ) -> Report:
-    """A sweep of measurements, as `Lab.record` gives it; `plans` are the rows of its plans, by name, if there are any.
-    Epochs are of a data set of `epoch_rows` sequences; None: the one that was trained on."""
+    """The report on a measured sweep, from `Lab.record`. `plans` are the planned rows of the same sweep, by name, if
+    there are any. An epoch has `epoch_rows` sequences (None: as many as the data set that was trained on)."""
     rows = record["rows"]
     sources = sorted({row.setup["memory_source"] for row in rows if "memory_source" in row.setup})
     ranking: list[Part] = [measured_table(rows)]
@@ -146,7 +146,7 @@ def _how(record: SweepRecord[LabRow]) -> list[Part]:
 
 
 def shared_note(busy: float | None, of: str, effect: str) -> list[Part]:
-    """That other processes used the machine, where they did."""
+    """A warning that other processes used the machine, if their share is at least `BUSY_SHARE`."""
     if busy is None or busy < BUSY_SHARE:
         return []
     said = f"The machine was shared: other processes used {percent(busy, 0)} of its processors meanwhile"
@@ -154,7 +154,7 @@ def shared_note(busy: float | None, of: str, effect: str) -> list[Part]:
 
 
 def settings_cell(overrides: Mapping[str, Any]) -> Code | None:
-    """`model.num_heads 4 sharding zero1`, in one order whatever the record's."""
+    """`model.num_heads 4 sharding zero1`, sorted by key."""
     words = override_words(dict(sorted(overrides.items())))
     return Code(" ".join(word.removeprefix("--") for word in words)) if overrides else None
 
@@ -193,8 +193,8 @@ def planned_ranking(rows: Sequence[RowRecord]) -> Table:
 
 
 def measured_table(rows: Sequence[LabRow]) -> Table:
-    """Every measured row, the most tokens a second first; of MFU only where a chip's peak is known, of energy only
-    where the devices tell it."""
+    """Every measured row, the most tokens a second first. It has columns for MFU only if a chip's peak is known, and
+    for energy only if the devices report it."""
     shares = [one for one in TABLE_UTILISATIONS if any(row.mfu for row in rows)]
     energy = any(row.step_joules is not None for row in rows)
     setup = {
@@ -242,7 +242,7 @@ def measured_ranking(rows: Sequence[LabRow], same: Sequence[Sequence[str]]) -> l
 
 
 def ratio_text(row: LabRow) -> str:
-    """`1.05 (1.02 to 1.08)`: tokens a second over the base's."""
+    """`1.05 (1.02 to 1.08)`: the row's tokens a second divided by the base's."""
     ratio = row.ratio
     return UNKNOWN if ratio is None else ranged(ratio.mean, ratio.low, ratio.high, number(3))
 
@@ -272,7 +272,7 @@ def same_text(rows: Sequence[LabRow], names: Sequence[str]) -> str:
 
 
 def front(rows: Sequence[RowRecord | LabRow]) -> list[RowRecord | LabRow]:
-    """The rows than which no other has more speed and less memory, by memory."""
+    """The Pareto front, sorted by memory: no other row is faster with less memory."""
     found: list[RowRecord | LabRow] = []
     for row in sorted(rows, key=lambda row: (row.memory_bytes, row.rank)):
         best = found[-1].speed if found else None
@@ -289,9 +289,9 @@ def pareto_parts(
     scale: float = 1.0,
     crosses: Mapping[int, RowRecord] = {},
 ) -> list[Part]:
-    """Speed against memory: the figure, and which rows no other beats in both. `speed` says what it is, and times
-    `scale` a row's is in its unit; `bars` says what the ranges are; `crosses` has rows that do not fit, by their places
-    in the ranking."""
+    """Speed against memory: a chart, and the rows that no other row beats in both. `speed` names the axis, and `scale`
+    converts a row's speed to its unit. `bars` says what the error bars show. `crosses` are the rows that do not fit, by
+    their place in the ranking."""
     points = [(place, row, row.speed) for place, row in enumerate(ranked(rows), 1) if row.speed is not None]
     if not points:
         return ["No row has an answer."]
@@ -308,7 +308,7 @@ def pareto_parts(
     if crosses:
         sizes, names = [row.memory_bytes / MIB for row in crosses.values()], [str(place) for place in crosses]
         series.append(Series("rows that do not fit", sizes, [0] * len(sizes), "crosses", "#c53030", labels=names))
-    # One limit far to the right would press all rows into one corner.
+    # A limit far to the right would squeeze all rows into one corner, so such a limit is not drawn.
     limits = sorted({row.limit_bytes / MIB for _, row, _ in points if row.limit_bytes})
     near = [limit for limit in limits if limit < 2 * max(memory)]
     said = f"Numbers are places in the ranking, bars {bars}{', crosses rows that do not fit' if crosses else ''}. "
@@ -319,7 +319,7 @@ def pareto_parts(
 
 
 def compared_parts(plans: Mapping[str, RowRecord], rows: Sequence[LabRow]) -> list[Part]:
-    """Rows that were planned and measured with the same settings; nothing where there are none."""
+    """A chart and a table of rows that were planned and measured with the same settings; empty if there are none."""
     body = []
     for row in ranked(rows):
         plan = plans.get(row.name)
@@ -386,7 +386,7 @@ def epochs_parts(rows: Sequence[LabRow], epoch_rows: int | None) -> list[Part]:
 
 
 def scaling_parts(name: str, rows: Sequence[RowRecord]) -> list[Part]:
-    """How the lines of a sweep scale over slices (`perf/tuning/scaling.py`); nothing of a sweep without lines."""
+    """How the lines of a sweep scale over slices (`perf/tuning/scaling.py`); empty for a sweep without lines."""
     lines = lines_of(rows)
     if not lines:
         return []

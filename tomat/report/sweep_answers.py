@@ -1,4 +1,4 @@
-"""The answers of a sweep: what came of each question, and what keeps a row's MFU where it is."""
+"""The answers of a sweep: the result for each question, and what limits a row's MFU."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from tomat.perf.tuning.sweep_rows import (
 
 CHANGES_SHOWN = 3
 NEGLIGIBLE_SHARE = 0.001
-"""Of the step, for a category of an explanation."""
+"""Categories below this share of the step are left out of an explanation."""
 
 
 def answers_parts(rows: Sequence[RowRecord]) -> list[Part]:
@@ -35,7 +35,7 @@ def answers_parts(rows: Sequence[RowRecord]) -> list[Part]:
 
 
 def _answer(row: RowRecord, base: RowRecord | None) -> str:
-    """The verdict on a row, with what the ranking does not say: its largest buffer, or what changed since its base."""
+    """The verdict on a row, with facts that the ranking lacks: its largest buffer, or what changed against its base."""
     if row.status == FAILED:
         return f"`{row.name}` {verdict(row, base)}"
     is_base = row.status == FITS and row.base is None
@@ -47,7 +47,7 @@ def _answer(row: RowRecord, base: RowRecord | None) -> str:
         said += f" The largest buffer is {largest.shape} ({gib(largest.hbm_bytes)}{source})."
     if base is None or speedup(row, base) is None:
         return said
-    # For as many tokens of a chip as the base's step has.
+    # The row's times are scaled to the tokens per chip of the base's step.
     mine = {group["name"]: group["seconds"] * base.tokens_per_chip / row.tokens_per_chip for group in row.categories}
     theirs = {group["name"]: group["seconds"] for group in base.categories}
     changes = [(name, mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs}]
@@ -59,7 +59,7 @@ def _answer(row: RowRecord, base: RowRecord | None) -> str:
 
 
 def explanation(row: RowRecord, rows: Sequence[RowRecord]) -> list[Part]:
-    """What keeps the utilisation of a row where it is: the peak that each category reaches, and what it leaves."""
+    """What limits the utilisation of a row: the part of the peak that each category reaches and what it leaves."""
     if row.status != FITS or not row.categories or not row.hfu:
         return [_answer(row, base_of(row, rows))]
     hfu = row.hfu["estimate"]

@@ -66,8 +66,8 @@ def _print_memory(record: Any, run_name: str, top: int) -> None:
 
 
 def print_decoders(report: Mapping[str, Any], top: int) -> None:
-    """What `compile_decoders` found: of each decoder memory and times, with so many operations and buffers; then
-    both."""
+    """Print what `compile_decoders` found: the memory and the times of each decoder, with its `top` largest operations
+    and buffers, then the decoders beside each other."""
     plans = list(report["decoders"].values())
     for plan in plans:
         console.print(Text.assemble((f"{plan['decoder']} decoder", "bold"), f", {_made(plan)}"))

@@ -1,1 +1,1 @@
-"""Runs of a folder or bucket in a browser of this machine, while they train: read and never written."""
+"""Shows the runs of a folder or bucket in a browser while they train. It only reads them and never writes."""

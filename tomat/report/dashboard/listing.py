@@ -1,6 +1,6 @@
-"""The runs of a place as one row each, from the ends of their logs: 200 of them are listed at every look.
+"""The runs of a folder or bucket as one row each, read from the two ends of their logs, so that 200 runs can be listed.
 
-Rows are kept, also for the next dashboard of this user, with sizes and times of the files that they were read from.
+Rows are cached, also for this user's next dashboard, with the sizes and times of the files that they were read from.
 """
 
 import contextlib
@@ -29,45 +29,45 @@ from tomat.train.runs.record import find_runs, read_record
 from tomat.train.runs.summary import MFU_STEPS, RunSummary, last_written, summarise
 
 PLAN_FILE = "plan.json"
-"""In a run's folder, if somebody has put it there: `tomat plan --like RUN --json RUN/plan.json`."""
+"""A plan that a user may put into a run's folder with `tomat plan --like RUN --json RUN/plan.json`."""
 HEAD_BYTES, TAIL_BYTES = 2**14, 2**16
-"""Of a log: what the first loss, and the last steps and newest validation, are read from."""
+"""Parts of a log that are read: the head for the first loss, the tail for the last steps and the newest validation."""
 FRESH_SECONDS = 5.0
-"""How long a list is shown to everyone who asks before the place is looked at again."""
+"""How long a listing is served to all requests before the place is read again."""
 LET_PASS_SECONDS = 0.01
-"""Between two looks, for those who wait: a thread that takes its lock again at once is not passed."""
+"""Pause between two looks. Without it, this thread would take the lock again before a waiting thread could."""
 SURVEY_SECONDS = 30.0
-"""How long a run whose files are as they were is taken for the same: a checkpoint may become whole after them."""
+"""How long a run with unchanged files is not read again. After that it is, since a checkpoint may have become whole."""
 REREAD_SECONDS = 0.1
-"""Of a look, for such runs; the others of them wait for the next. A run takes 8 ms, 5 of them for its YAML."""
+"""Time in one look for reading such runs again; the rest wait for the next look. A run takes 8 ms (5 for its YAML)."""
 DAMAGED = "damaged"
 UNREAD = "reading"
-"""State of a run that is known by its name alone until the next look."""
+"""State of a run of which only the name is known until a later look."""
 ANSWER_SECONDS = 0.25
-"""Of a look, for runs that are not known yet; the others come with later looks."""
+"""Time in one look for reading runs that are not known yet; the rest come with later looks."""
 
 
 @dataclass(frozen=True)
 class RunRow:
     name: str
-    """Of its folder; what it is asked for by."""
+    """Name of the run's folder, by which requests name the run."""
     url: str
     state: str
     detail: str
-    """Why, or how long ago it wrote."""
+    """Why the run has this state, or how long ago it wrote."""
     summary: RunSummary | None = None
     tokens_per_second: float | None = None
     step_seconds: float | None = None
     """Medians of the last 50 steps."""
     planned_step_seconds: float | None = None
-    """The estimate of the plan in its folder; None where there is none."""
+    """The estimate of the plan in the run's folder; None where there is no plan."""
     planned_slice: str | None = None
     ran_as_planned: bool = False
-    """Whether the run is known to have run on that slice, so that the two may be compared."""
+    """Whether the run is known to have run on `planned_slice`, so that measured and planned steps may be compared."""
 
     @property
     def measured_over_planned(self) -> float | None:
-        """Of the step; None where it did not run as planned, or one of the two is not known."""
+        """Measured step time over planned; None where the run did not run as planned, or one of the two is unknown."""
         if not self.ran_as_planned or self.step_seconds is None or not self.planned_step_seconds:
             return None
         return self.step_seconds / self.planned_step_seconds
@@ -89,11 +89,11 @@ class KeptRow:
 
 
 class Listing:
-    """The runs of a place, looked at again when asked, and no more often than every `FRESH_SECONDS` but for runs of a
-    folder that have come or gone."""
+    """The runs of a folder or bucket. A request reads the place again, but at most every `FRESH_SECONDS`; in a local
+    folder also at once when a run has appeared or gone."""
 
     def __init__(self, place: str, cache_dir: Path | None = None) -> None:
-        """`cache_dir`: where rows are kept for the next process; None: nowhere."""
+        """`cache_dir`: where rows are kept for the next process (None: they are not kept)."""
         self.place = place
         whole = place if is_remote(place) else os.path.abspath(place)
         name = hashlib.sha256(f"{__version__} {whole}".encode()).hexdigest()
@@ -104,14 +104,14 @@ class Listing:
         self._known: dict[str, KeptRow] = {}
         self._read_at: dict[str, float] = {}
         if self._cache is not None:
-            # What is not there, or another's, is read again.
+            # If the cache is missing or has another form, all runs are read again.
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 self._known = msgspec.json.decode(self._cache.read_bytes(), type=dict[str, KeptRow])
 
     def rows(self, whole: bool = True) -> dict[str, RunRow]:
-        """Every run by the name of its folder, sorted; unless `whole`, those that are not read soon are `UNREAD`."""
+        """Every run by the name of its folder, sorted. Unless `whole`, a run may still have the state `UNREAD`."""
         while True:
-            # Not held for long: who asks for less than the whole waits for one look.
+            # The lock is held for one look only, so a request with `whole=False` does not wait longer than that.
             with self._lock:
                 if not self._is_fresh() or (whole and self._unread):
                     self._look()
@@ -120,7 +120,7 @@ class Listing:
             time.sleep(LET_PASS_SECONDS)
 
     def look_ahead(self) -> None:
-        """Read all runs before somebody asks; what is wrong is told to who asks."""
+        """Read all runs before the first request. Errors are not raised here: the next request meets them again."""
         with contextlib.suppress(TomatError):
             self.rows()
 
@@ -134,7 +134,7 @@ class Listing:
         )
 
     def _look(self) -> None:
-        """Look at the place, and read what is new there; of what was never read one at least."""
+        """Look at the place and read what is new there, including at least one of the runs that were never read."""
         urls, before, began = find_runs(self.place), dict(self._known), time.monotonic()
         found: dict[str, RunRow] = {}
         n_new = 0
@@ -149,13 +149,13 @@ class Listing:
         self._looked = time.monotonic()
         if self._cache is not None and self._known != before:
             kept = {url: one for url, one in self._known.items() if url in found}
-            # A home that takes nothing costs the next start its seconds.
+            # If the cache cannot be written, the next start only takes some seconds longer.
             with contextlib.suppress(TomatError):
                 write_text(self._cache, msgspec.json.encode(kept).decode())
 
     def _row(self, name: str, url: str, reread_until: float) -> RunRow:
         if url not in self._known:
-            # Of a damaged run, too, which is never known: those that were not read come first.
+            # Also set for a damaged run, which never becomes known: runs that were not read yet come before it.
             self._read_at[url] = time.monotonic()
         try:
             files, root = files_at(url)
@@ -173,7 +173,7 @@ class Listing:
             row = _read_row(name, url)
         except TomatError as error:
             return RunRow(name, url, DAMAGED, str(error))
-        # Files of one run, written by whatever, must not hide all others.
+        # Whatever is in the files of one run must not hide all other runs.
         except Exception as error:
             return RunRow(name, url, DAMAGED, f"{type(error).__name__}: {first_line(error)}")
         self._known[url] = KeptRow(mark, row)
@@ -181,7 +181,7 @@ class Listing:
 
 
 def own_path(files: Any, root: str, name: str) -> str:
-    """The path of a run's file, whose links lead nowhere else: what they lead to would be shown to whoever asks."""
+    """The path of a run's file. A link that leads out of the run is an error, since everyone could read its target."""
     path = f"{root}/{name}"
     if isinstance(files, LocalFileSystem) and os.path.lexists(path):
         real = os.path.realpath(path)

@@ -1,4 +1,4 @@
-"""The curves of a run that is being written: each look reads what the log has grown by."""
+"""The curves of a run that is being written. Each look reads only what was added to the log since the last one."""
 
 import threading
 from typing import Any
@@ -9,7 +9,7 @@ from tomat.report.dashboard.listing import own_path
 from tomat.report.html.metrics import CurveReader, Metrics, kept_points, smoothed
 
 _SEAM_BYTES = 256
-"""Before the place where reading goes on, which must still be there: a resume cuts lines off and writes others."""
+"""Bytes before the offset where reading continues. If a resume replaced them by others, the log is read anew."""
 
 
 class LiveLog:
@@ -22,8 +22,8 @@ class LiveLog:
         self._reader, self._offset, self._seam = CurveReader(), 0, b""
 
     def read(self) -> tuple[str, Metrics]:
-        """What the log holds now: a version, which is another one whenever the log is, and the curves. A last line that
-        is not whole yet is left for the next look."""
+        """The state of the log: a version, which changes whenever the log does, and the curves. An incomplete last line
+        is left for the next look."""
         files, root = files_at(self.url)
         path, written = own_path(files, root, METRICS_FILE), None
         with self._lock, explaining_storage(f"{self.url}/{METRICS_FILE} cannot be read"):
@@ -46,8 +46,8 @@ class LiveLog:
 
 
 def drawn_curves(metrics: Metrics) -> dict[str, dict[str, Any]]:
-    """Steps and values of each metric as they are drawn, on a run's own page too: a long curve thinned, no peak or dip
-    of it lost, and means over stretches of it, of `mean_of` points each."""
+    """Steps and values of each metric as they are drawn, as on a run's own page: a long curve is thinned but keeps
+    every peak and dip, and has means over stretches of `mean_of` points."""
     found: dict[str, dict[str, Any]] = {}
     for name, curve in metrics.curves.items():
         kept = kept_points(curve.values)

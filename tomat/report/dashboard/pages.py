@@ -1,4 +1,4 @@
-"""The pages of the dashboard: every run as a row, one run with its curves, and several runs over one another."""
+"""The pages of the dashboard: a table of all runs, one run with its curves, the curves of several runs together."""
 
 import textwrap
 import time
@@ -15,7 +15,7 @@ from tomat.report.html.document import facts_html, parts_html, rendered
 from tomat.train.runs.summary import ago
 
 LIVE_SECONDS = 5
-"""Between two questions of a page."""
+"""Time between two requests of an open page for new data."""
 FIRST = ("train/loss", "eval/validation/loss", "tokens_per_second", "step_seconds", "mfu_full")
 """Metrics that are drawn above the others."""
 FIGURES: tuple[tuple[Column, Callable[[RunRow], Cell]], ...] = (
@@ -42,7 +42,7 @@ def runs_page(place: str, rows: Iterable[RunRow]) -> str:
         (Column("run"), lambda row: Link(row.name, run_address(row.name))),
         (Column("state"), _state),
         (Column("last written", ago), _age),
-        # The run's own page has all of why it ended.
+        # The run's own page shows the whole reason.
         (Column("since, or why"), lambda row: textwrap.shorten(row.detail, 40, placeholder=" ...")),
         (Column("step", number(0)), lambda row: row.summary and row.summary.steps_done),
         (Column("of", number(0)), lambda row: row.summary and row.summary.steps_total),
@@ -52,7 +52,7 @@ def runs_page(place: str, rows: Iterable[RunRow]) -> str:
 
 
 SHADES = {"finished": State.GOOD, "stopped": State.DOUBTFUL, "preempted": State.DOUBTFUL}
-"""Of what a run may be; open and unread ones have none, and what a guard ended, or is damaged, is bad."""
+"""State of a run -> shade. Open and unread runs have no shade; all other states (ended by a guard, damaged) are bad."""
 
 
 def _state(row: RunRow) -> Cell:
@@ -60,7 +60,7 @@ def _state(row: RunRow) -> Cell:
 
 
 def _age(row: RunRow) -> float | None:
-    """Seconds since the last line of its log."""
+    """Seconds since the run last wrote its log; None where that is not known."""
     written = None if row.summary is None else row.summary.written_utc
     return None if written is None else max(0.0, time.time() - written)
 

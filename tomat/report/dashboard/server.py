@@ -1,7 +1,7 @@
-"""The dashboard's server: what it answers, to whom, and nothing else.
+"""The dashboard's server: which requests it answers, and for whom.
 
-Runs are found by the names that a listing of the place gave, and files of a run by a list of names, so that no path is
-ever made of what is asked for. Only GET and HEAD are answered.
+A request names a run by a name from the listing of the place, and a file by a name from a fixed list. No path is ever
+built from the text of a request. Only GET and HEAD are answered.
 """
 
 import contextlib
@@ -36,28 +36,28 @@ from tomat.train.runs.record import find_runs
 
 LOOPBACK = "127.0.0.1"
 OPEN_FILES = {HTML_FILE: "text/html", PAGE_FILE: "text/plain", LOSS_FIGURE: "image/svg+xml"}
-"""Files of a run that can be opened, and as what."""
+"""Files of a run that can be opened -> their media type."""
 ASSETS = dict.fromkeys(("page.js", "live.js", "plotly.js"), "text/javascript") | {"page.css": "text/css"}
 MOST_RUNS = 8
-"""Runs whose curves are kept, of those asked for last; of a million steps and 22 metrics they are 0.35 GB."""
+"""The curves of the last so many requested runs are kept; a run of a million steps and 22 metrics takes 0.35 GB."""
 COOKIE = "tomat-token"
 OWN_POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src data: blob:; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-"""Of the dashboard's pages: plotly makes styles and scripts of its own in the page."""
+"""Policy of the dashboard's own pages. plotly adds its own styles and scripts to the page."""
 CLOSED = {
     "Content-Security-Policy": OWN_POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }  # fmt: skip
 RUN_POLICY = f"{POLICY}; sandbox allow-scripts allow-downloads; frame-ancestors 'none'"
-"""Of a run's files: they load nothing, and are strangers to the dashboard."""
+"""Policy of a run's files: they load nothing, and the sandbox gives them another origin than the dashboard."""
 
 
 def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None, cache_dir: Path | None = None) -> Starlette:
-    """The application for a folder or URL of runs, as `tomat runs list` takes it. Other names than `host` in a request
-    are refused, so that no page elsewhere can have a browser read this one under a name of its own. A request must know
-    the token, if there is one. `cache_dir`: where what is known of the runs is kept for the next dashboard."""
+    """The application for a folder or URL of runs, as `tomat runs list` takes it. It refuses requests for host names
+    other than `host` and localhost, so that a foreign page cannot read it by DNS rebinding (0.0.0.0 and :: allow all
+    names). If there is a token, a request needs it. `cache_dir`: where rows are kept for the next dashboard."""
     listing, logs = Listing(place, cache_dir), lru_cache(MOST_RUNS)(LiveLog)
 
     def find(request: Request) -> RunRow | None:
@@ -129,7 +129,7 @@ def make_app(place: str, *, host: str = LOOPBACK, token: str | None = None, cach
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        # Nobody has to ask first: 200 runs that are not known yet take seconds.
+        # Start reading before the first request: 200 runs that are not known yet take seconds.
         threading.Thread(target=listing.look_ahead, daemon=True).start()
         yield
 
@@ -144,7 +144,7 @@ def serve(place: str, *, host: str, port: int, with_token: bool) -> None:
     address = f"http://{host}:{port}/" + (f"?token={token}" if token else "")
     console.print(f"{counted(len(found), 'run')} of {place}: {address}", soft_wrap=True, highlight=False)
     app = make_app(place, host=host, token=token, cache_dir=Path.home() / ".cache" / "tomat" / "runs")
-    # uvicorn ends the process itself, with its own words, where the port is taken.
+    # Checked here because uvicorn would end the process with its own message where the port is taken.
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -155,7 +155,7 @@ def serve(place: str, *, host: str, port: int, with_token: bool) -> None:
 
 
 def _own(row: RunRow, name: str) -> str | None:
-    """The path of a run's file; None where there is none, or only what a link leads to elsewhere."""
+    """The path of a run's file; None where there is no such file, or it is a link that leads out of the run."""
     files, root = files_at(row.url)
     with contextlib.suppress(TomatError):
         path = own_path(files, root, name)
@@ -175,7 +175,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _closed(request: Request, answer) -> Response:
-    """Headers that keep the pages to themselves."""
+    """Add the `CLOSED` headers, which isolate the pages from other sites."""
     response = await answer(request)
     for name, value in CLOSED.items():
         response.headers.setdefault(name, value)
@@ -183,7 +183,7 @@ async def _closed(request: Request, answer) -> Response:
 
 
 def _who_knows(token: str):
-    """Lets those in who know the token: from the address, once, then by a cookie; or as a bearer."""
+    """A middleware that admits requests with the token: in the address once, then in a cookie, or as a bearer."""
 
     def same(given: str | None) -> bool:
         return given is not None and hmac.compare_digest(given.encode(), token.encode())
@@ -193,7 +193,7 @@ def _who_knows(token: str):
         if same(request.cookies.get(COOKIE)) or same(bearer.removeprefix("Bearer ")):
             return await answer(request)
         if same(request.query_params.get("token")):
-            # Out of the address bar and the history.
+            # The redirect removes the token from the address bar and the history.
             response = RedirectResponse(request.url.remove_query_params("token"), 303)
             response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
             return response

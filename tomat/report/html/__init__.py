@@ -1,1 +1,1 @@
-"""Runs, plans, profiles, sweeps and predictions as one HTML file each, which opens from disk without a network."""
+"""Pages of runs, plans, profiles, sweeps and predictions. Each is one HTML file that opens without a network."""

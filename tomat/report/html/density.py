@@ -1,9 +1,9 @@
-"""Densities in a page: surfaces of equal density, slices one can drag, atoms and cell; a reference beside a prediction;
-the pages of a folder of `tomat predict` and of one density.
+"""Densities in a page: isosurfaces, slices that can be dragged, atoms and cell, with a reference beside a prediction.
+Also the pages of a folder of `tomat predict` and of one density.
 
-The page holds the values themselves, on a coarser grid where the cell is large, and draws from them: the surfaces by
-marching tetrahedra (`assets/cell_geometry.js`), since plotly's own `isosurface` needs a rectangular grid and most cells
-are none.
+The page contains the density values, on a coarser grid where the cell is large, and draws from them. It computes the
+surfaces by marching tetrahedra (`assets/cell_geometry.js`), because plotly's own `isosurface` needs a rectangular grid
+and most cells are not rectangular.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ from tomat.predict.inference.slices import NEAR_PLANE_A, most_structured_plane
 from tomat.report.html.document import details, json_script, rendered, typed
 
 MOST_VOXELS = 340_000
-"""Of all grids of a page together: float32 in base 64 are 5.3 bytes each, 1.8 of the page's 8 MB."""
+"""Most voxels of all grids of a page together: at 5.3 bytes for a float32 in base 64, 1.8 of the page's 8 MB."""
 
 LOOKED_AT = ReadRules(accept=("fractional_electrons", "electrons", "atoms"))
-"""How densities of a page are read: a prediction whose electrons nothing settles has no whole number of them, and one
-that is bad is looked at too; the page says how many electrons there are."""
+"""Rules for reading the densities of a page. A prediction without a fixed electron count may hold any number of them,
+and people want to look at bad predictions too. The page states the number of electrons."""
 
 NOTHING_KEPT = (
     f"The run's folder holds no densities: `tomat train` leaves {REFERENCE_DENSITY} and {PREDICTED_DENSITY} of "
@@ -42,9 +42,9 @@ NOTHING_KEPT = (
 )
 
 MOST_SHOWN = 8
-"""Densities that a page of a folder draws: more would each be on too coarse a grid."""
+"""Most densities that a page of a folder draws. More of them would have too coarse a grid each."""
 UNREADABLE = ("qe",)
-"""Formats of `tomat predict` that tomat does not read by name."""
+"""Output formats of `tomat predict` that tomat does not read back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class ShownDensity:
 
 
 def beside(name: str, density: DensityGrid, reference: DensityGrid | None) -> ShownDensity:
-    """A density with its reference, both on one grid."""
+    """A density with its reference, both on the same grid."""
     if reference is None:
         return ShownDensity(name, density)
     compared = compare_densities(reference, density)
@@ -118,12 +118,12 @@ def density_parts(shown: Sequence[ShownDensity]) -> list[Any]:
 
 
 def coarser(values: np.ndarray, most: int) -> np.ndarray:
-    """A periodic grid `[nx, ny, nz]` of at most so many points (8 at least), by linear interpolation, as float32. Point
-    `i` of `m` along a side stands where point `i n / m` of `n` stood, as voxels do in the cell."""
+    """A periodic grid `[nx, ny, nz]` reduced to at most `most` points (at least 8) by linear interpolation, as float32.
+    Point `i` of the `m` new points along a side lies at point `i n / m` of the old `n`, as for voxels of the cell."""
     if values.size <= most:
         return np.asarray(values, np.float32)
     factor = (values.size / most) ** (1 / 3)
-    # A side of two points stays: then the others give way.
+    # A side of two points stays, and the other sides shrink more.
     while np.prod(sides := [max(min(side, 2), int(side / factor + 1e-9)) for side in values.shape]) > most:
         factor *= 1.02
     from scipy.ndimage import affine_transform
@@ -183,8 +183,8 @@ def density_page(path: str, reference: str | None = None, rules: ReadRules = LOO
 
 
 def predictions_page(folder: Path, reference: str | None = None, rules: ReadRules = LOOKED_AT) -> Report:
-    """The page of a folder of predictions; the reference is a density, or a folder of densities that are called as the
-    structures were."""
+    """The page of a folder of predictions. `reference` is a density, or a folder of densities with the names of the
+    structures."""
     lines = read_lines(folder)
     done = [line for line in lines if "error" not in line]
     readable = [line for line in done if line.get("format") not in UNREADABLE]
@@ -217,7 +217,7 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def _made_by(lines: Sequence[Mapping[str, Any]]) -> list[Facts]:
-    """What made the predictions: what all lines say alike, and how many ways there were of what they do not."""
+    """How the predictions were made: the values that all lines share, and the number of values where lines differ."""
     made = [{**line["made_by"], "flags": _flags_of(line)} for line in lines if line.get("made_by")]
     names = {"model": "model", "weights_sha256": "hash of its weights", "decoder": "decoder", "grid": "grid",
              "electrons": "electrons", "held_out": "on what was held out", "flags": "flagged"}  # fmt: skip
@@ -249,7 +249,7 @@ def _page(title: str, kind: str, shown: Sequence[ShownDensity], lead: Sequence[A
 
 
 def _references(reference: str | None, names: Sequence[str]) -> dict[str, str]:
-    """Where the references are, by the names of the predictions; none where none is given."""
+    """Name of a prediction -> path of its reference; empty where no reference is given."""
     if reference is None:
         return {}
     found = {file.name: file.path for file in find_densities([reference]).files}

@@ -1,8 +1,8 @@
-"""One HTML file that needs nothing else: text, tables that sort by any column and show the rows that hold the words one
-types, figures, plotly's program and the data, in one document. Every text is escaped, once and here.
+"""One self-contained HTML file with text, tables, figures, plotly's program and the data. A table can be sorted by any
+column and filtered by words. Every text is escaped once, in this module.
 
-The page forbids itself the network by a content security policy, so that nothing in it can load anything, whatever
-plotly holds. Figures are drawn as they come into view, in the colours of the page, light or dark.
+The page's content security policy forbids all network access, so that nothing in it, plotly included, can load
+anything. Figures are drawn as they come into view, in the page's light or dark colours.
 """
 
 import base64
@@ -28,25 +28,25 @@ from tomat.base.reporting import readable_bytes, to_jsonable, write_text
 from tomat.report.html.plotly_program import ALWAYS, plotly_program
 
 MOST_BYTES = 8_000_000
-"""Of a page. plotly's program is 1.0 to 1.7 MB of it."""
+"""Largest size of a page. plotly's program takes 1.0 to 1.7 MB of it."""
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:"
-"""What the page may load: what stands in it, and what it makes of that (plotly's program as a file, its pictures)."""
+"""The page may load only what it contains and what it makes from that (plotly's program as a blob, its pictures)."""
 
 DENSITY_PROGRAMS = ("cell_geometry.js", "density.js")
-"""Of `assets/`, in a page that shows a density, in the order in which they need each other."""
+"""Files of `assets/` for a page that shows a density. A file may need those before it."""
 
 DENSITY_KINDS = ("heatmap", "mesh3d", "scatter3d")
 
 _DTYPES = {"float32": "f4", "float64": "f8", "int32": "i4", "uint8": "u1"}
-"""NumPy's names to those of plotly's typed arrays."""
+"""NumPy's names of dtypes -> plotly's names for typed arrays."""
 
 MOST_ROWS = 2_000
-"""Of a table: 10 columns of them are 1 MB."""
+"""Most rows that a table shows: with 10 columns they take 1 MB."""
 FILTER_FROM = 8
-"""Rows from which a table has a field to filter by."""
+"""A table of at least this many rows has a field to filter them by."""
 LONG = 60
-"""Rows from which a table is laid out only as it comes into view."""
+"""A table of at least this many rows is laid out only as it comes into view."""
 FLUSH_RIGHT = Markup(' class="n"')
 
 
@@ -57,12 +57,12 @@ class Figure:
     title: str
     data: Sequence[Mapping[str, Any]]
     layout: Mapping[str, Any]
-    """plotly's layout; colours that depend on light and dark are the page's."""
+    """plotly's layout. The page sets the colours that depend on light and dark."""
     summary: str
-    """What the figure shows, as a sentence: a picture is never the only place of what it says."""
+    """What the figure shows, as a sentence: nothing is said by a picture alone."""
     height: int
     scales: bool = False
-    """Whether the page offers a logarithmic scale of its values."""
+    """Whether the page offers a logarithmic scale for the values."""
 
 
 def asset(name: str) -> str:
@@ -77,17 +77,17 @@ def _environment() -> Environment:
 
 
 def prose(words: object) -> Markup:
-    """Plain text; what stands between backticks is code."""
+    """Plain text as HTML. Text between backticks becomes code."""
     return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(words)))
 
 
 def rendered(name: str, **values: Any) -> Markup:
-    """A template with its values; what is no `Markup` is text."""
+    """A template filled with its values. A value that is not `Markup` is escaped as text."""
     return Markup(_environment().get_template(name).render(values))
 
 
 def table_html(table: model.Table) -> Markup:
-    """A table; of more than `MOST_ROWS` rows the first, which is said."""
+    """A table. Of more than `MOST_ROWS` rows it shows the first ones and says so in its caption."""
     sides = [FLUSH_RIGHT if table.is_right(place) else Markup("") for place in range(len(table.columns))]
     said = f" The first {MOST_ROWS:,} of {len(table.rows):,} rows." if len(table.rows) > MOST_ROWS else ""
     return rendered(
@@ -102,7 +102,7 @@ def table_html(table: model.Table) -> Markup:
 
 
 def facts_html(facts: model.Facts) -> Markup:
-    """Names and values without a heading; nothing where none is known."""
+    """A table of names and values without a heading; empty where no value is known."""
     row = Markup('<tr><th scope="row">{}</th><td>{}</td></tr>')
     lines = Markup("").join(row.format(name, cell_html(value)) for name, value in facts.known())
     return Markup('<table class="facts"><tbody>{}</tbody></table>').format(lines) if lines else lines
@@ -127,12 +127,12 @@ def _cells(columns: Sequence[model.Column], row: Sequence[model.Cell], sides: Se
 
 
 def label(value: object) -> str:
-    """Text inside a figure: plotly reads some HTML in labels, and shows this as it is."""
+    """Text for a label in a figure. plotly interprets some HTML in labels, so the text is escaped."""
     return html.escape(str(value), quote=False)
 
 
 def paragraph(words: str, kind: str = "") -> Markup:
-    """A paragraph of plain text; nothing of no words. `kind`: `note` or `warning`."""
+    """A paragraph of plain text; empty where there is no text. `kind`: `note` or `warning`."""
     css = Markup(' class="{}"').format(kind) if kind else ""
     return Markup("<p{}>{}</p>").format(css, prose(words)) if words else Markup("")
 
@@ -142,7 +142,7 @@ def details(summary: str, *parts: Any) -> Markup:
 
 
 def typed(values: np.ndarray | Sequence[float]) -> dict[str, Any]:
-    """An array as plotly reads it from JSON: its bytes in base 64, bit by bit as they are here (little-endian)."""
+    """An array as plotly reads it from JSON: its little-endian bytes in base 64, bit for bit (int64 becomes int32)."""
     array = np.ascontiguousarray(values)
     if array.dtype == np.int64:
         array = array.astype(np.int32)
@@ -152,13 +152,13 @@ def typed(values: np.ndarray | Sequence[float]) -> dict[str, Any]:
 
 
 def json_script(name: str, value: Any) -> Markup:
-    """Data in the page, found by the name. No text in it can end the element: `<` is written as its escape."""
+    """Data in the page, which scripts find by its name. `<` is escaped, so no text in the data can end the element."""
     body = json.dumps(to_jsonable(value), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Markup('<script type="application/json" id="{}">{}</script>').format(name, Markup(body))
 
 
 def parts_html(parts: Sequence[Any]) -> Markup:
-    """Parts of a report; `Markup` as it is. What a page shows besides, it does by plotly's figures."""
+    """Parts of a report as HTML. A part that is `Markup` already stays as it is."""
     return Markup("\n").join(map(_part_html, parts))
 
 
@@ -185,11 +185,11 @@ def _part_html(part: Any) -> Markup:
 
 def page_html(report: model.Report) -> str:
     sections, n_figures, kinds = [], 0, {ALWAYS}
-    # A section without parts, such as one that people write in a page of Markdown, would be a heading alone.
+    # A section without parts is left out: it would be a heading alone. (In Markdown, people write such a section.)
     for place, section in enumerate((one for one in report.sections if one.parts), 1):
         parts: list[Any] = []
         for before, part in zip([None, *section.parts], section.parts, strict=False):
-            # In Markdown a chart has no words of its own; where they follow it, they are below its figure already.
+            # In Markdown a chart's summary follows as a text of its own. Here the summary is below the figure already.
             if not (isinstance(before, model.Chart) and part == before.summary):
                 parts.append(plotly_figure(part) if isinstance(part, model.Chart) else part)
         for at, part in enumerate(parts):
@@ -220,7 +220,7 @@ def page_html(report: model.Report) -> str:
 
 
 def write_page(path: Path, report: model.Report) -> int:
-    """Write the document in one step; returns its bytes."""
+    """Write the document in one step and return its size in bytes."""
     write_text(path, page_html(report))
     return path.stat().st_size
 
@@ -257,7 +257,7 @@ def _trace(series: model.Series) -> dict[str, Any]:
                          "hovertemplate": f"%{{y}}<br>{hover}" if series.y else hover}  # fmt: skip
     marker = colour | {"size": 5} | ({"symbol": "x"} if series.mark == "crosses" else {})
     if series.areas:
-        # Area says the share; the least is as large as a pointer can hit.
+        # The area shows the share. The smallest point is still large enough for a pointer to hit.
         marker |= {"size": [max(5.0, 90 * math.sqrt(area)) for area in series.areas], "opacity": 0.75,
                    "line": {"width": 0.5}}  # fmt: skip
     line = colour | {"width": 1 if series.faint else 1.6} | ({"dash": "dot"} if series.dotted else {})
@@ -265,7 +265,7 @@ def _trace(series: model.Series) -> dict[str, Any]:
     is_line, has_points = series.mark in ("line", "step", "both"), series.mark in ("points", "crosses", "both")
     modes = (("lines", is_line), ("markers", has_points), ("text", series.labels))
     mode = "+".join(name for name, there in modes if there)
-    # Of an array its bytes, which is shorter.
+    # An array is written as its bytes, which are shorter.
     x, y = (typed(one) if isinstance(one, np.ndarray) else list(one) for one in (series.x, series.y))
     trace = common | {"type": "scatter", "mode": mode, "x": x, "y": y}
     trace |= {"marker": marker} if has_points else {}

@@ -1,4 +1,4 @@
-"""What a path is the page of: a run, a plan, a profile, a sweep, predictions or one density."""
+"""Finds out what a path holds (a run, a plan, a profile, a sweep, predictions or one density) and makes its page."""
 
 from pathlib import Path
 
@@ -29,8 +29,8 @@ def is_run(target: str) -> bool:
 def page_of(
     target: str, *, reference: str | None = None, device_kind: str | None = None, rules: ReadRules | None = None
 ) -> Report:
-    """The page of whatever the path or URL `target` is (see `EXPECTED`). Predictions and densities have the reference
-    beside them, and are read by the rules (None: `LOOKED_AT`); a compiled program is for chips of a kind."""
+    """The page of a path or URL, which may be anything in `EXPECTED`. `reference` is drawn beside predictions and
+    densities, `rules` (None: `LOOKED_AT`) say how to read them. `device_kind` is the chip of a compiled program."""
     path = Path(target)
     rules = rules or LOOKED_AT
     if "://" not in target and not path.exists():
@@ -76,7 +76,7 @@ def page_of(
 
 
 def _is_density(target: str) -> bool:
-    """Whether a file or folder is one of a density. A JSON is told by its keys: plans and records are JSON too."""
+    """Whether a file or folder holds a density. The keys of a JSON decide, because plans and records are JSON too."""
     from tomat.data.density.io import format_name
 
     try:

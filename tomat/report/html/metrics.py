@@ -1,5 +1,5 @@
-"""`metrics.jsonl` as one curve a metric, read line by line (a run of a million steps is no million dictionaries), and
-of a million points some thousands that look the same: no peak and no dip is lost."""
+"""Reads `metrics.jsonl` as one curve for each metric, line by line, so that a run of a million steps does not become a
+million dictionaries. Thins a curve for drawing to about a thousand points that look the same and keep every extreme."""
 
 from array import array
 from collections import defaultdict
@@ -27,20 +27,20 @@ class Curve:
 @dataclass(frozen=True)
 class Metrics:
     curves: Mapping[str, Curve]
-    """By name, sorted; a value that was not finite is left out."""
+    """The curve of each metric, sorted by name. Values that are not finite are left out."""
     lines: int
     unreadable: int
-    """Lines that are no JSON object with a step: a last one cut short by a kill, or damage."""
+    """Number of lines that are not a JSON object with a step: damage, or a last line that a kill cut short."""
     steps_done: int
     """One more than the largest step."""
     written_utc: float | None
-    """When the file was last written, seconds since 1970; None where there is none."""
+    """When the file was last written, in seconds since 1970; None where there is no file."""
 
 
 SMOOTHED_PARTS = 100
-"""Stretches of a curve of at least twice as many points, whose means are drawn over it."""
+"""Number of stretches whose means are drawn over a curve, if it has at least twice as many points."""
 BUCKETS = 600
-"""Stretches of a curve that is thinned: one or two pixels of a figure each."""
+"""Number of stretches of a thinned curve: each is one or two pixels of a figure."""
 
 
 class CurveReader:
@@ -73,7 +73,7 @@ class CurveReader:
 
 
 def read_curves(run_url: str) -> Metrics:
-    """The curves of a run's folder or URL; none where it has no log yet."""
+    """The curves of the run in a folder or at a URL; no curves where it has no log yet."""
     files, root = files_at(run_url)
     path = f"{root}/{METRICS_FILE}"
     reader, written = CurveReader(), None
@@ -87,13 +87,13 @@ def read_curves(run_url: str) -> Metrics:
 
 
 def kept_points(values: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:
-    """Which points of a curve `[n]` to draw: of each of `buckets` equal stretches the smallest and the largest, and the
-    ends, at most `2 * buckets + 2`, rising; all of a curve of at most twice as many points as stretches."""
+    """The rising indices of the points of a curve `[n]` to draw: the smallest and largest of each of `buckets` equal
+    stretches and both ends, at most `2 * buckets + 2`. A curve of at most `2 * buckets` points keeps them all."""
     n = len(values)
     if n <= 2 * buckets:
         return np.arange(n)
     size = -(-n // buckets)
-    # The last stretch is filled up with the last point, whose place is then cut back to it.
+    # The last stretch is padded with copies of the last point; an index into the padding becomes that of this point.
     stretches = np.pad(values, (0, size * buckets - n), mode="edge").reshape(buckets, size)
     starts = np.arange(buckets) * size
     found = np.concatenate([starts + stretches.argmin(axis=1), starts + stretches.argmax(axis=1), [0, n - 1]])
@@ -101,8 +101,8 @@ def kept_points(values: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:
 
 
 def smoothed(curve: Curve) -> tuple[int, np.ndarray, np.ndarray] | None:
-    """How many points a mean is of, the steps in the middle of each stretch, and the means `[m]` over a curve of many
-    points; None of one with few, which needs none."""
+    """Means of a long curve: the number of points of each mean, the step in the middle of each stretch, and the means
+    `[m]`. None for a short curve, which needs no smoothing."""
     width = len(curve.values) // SMOOTHED_PARTS
     if width < 2:
         return None

@@ -1,12 +1,12 @@
-"""plotly's JavaScript, as its Python package carries it, without the kinds of traces that a page has none of.
+"""plotly's JavaScript from its Python package, without the kinds of traces that a page does not use.
 
-The package has one bundle of all kinds, maps among them: 4.9 MB. A browser on two slow cores is busy with it for 1.4 s
-before anything can be drawn, on two fast ones for 0.4 s; with the 1.2 MB of a plan's page for 0.4 s and 0.1 s. plotly's
-own smaller bundles are made by a shorter list of kinds, and are not in the package; here that is done to the bundle.
+The package has one bundle of all kinds of traces, including maps: 4.9 MB. Before anything is drawn, it takes a browser
+1.4 s on two slow cores and 0.4 s on two fast ones; the 1.2 MB of a plan's page take 0.4 s and 0.1 s. plotly's own
+smaller bundles are built from a shorter list of kinds, but the Python package does not contain them.
 
-The bundle is a row of `var a=w((e,t)=>{...});`, a function for each file of plotly's source, which runs when something
-first calls `a()`; the last of them registers the kinds, in a list. The list is made shorter, and a file that nothing
-left can call is left out. Where a plotly to come looks otherwise, the page gets all of it, and is slower.
+The bundle is a sequence of `var a=w((e,t)=>{...});`, one function for each file of plotly's source. A function runs
+when something first calls `a()`. The last one registers a list of the kinds. This module shortens the list and leaves
+out each file that nothing can still call. If a later plotly looks different, the page gets the whole, slower bundle.
 """
 
 import importlib.resources
@@ -14,13 +14,13 @@ import re
 from functools import cache
 
 ALWAYS = "scatter"
-"""The kind that is in plotly's core, and in no list."""
+"""The kind that belongs to plotly's core, so that the list does not name it."""
 
 _NAME = r"[\w$]+"
 _REGISTERED = re.compile(
     rf"var {_NAME}=({_NAME})\(\({_NAME},{_NAME}\)=>\{{var ({_NAME})={_NAME}\(\);\2\.register\(\[([\w$(),]+)\]\)"
 )
-"""The last file: what makes functions of files, plotly's core, the calls of the kinds."""
+"""The start of the last file. Groups: the wrapper function, the core's variable, the calls that give the kinds."""
 _CALLED = re.compile(rf"({_NAME})\(\)")
 _KIND = re.compile(r'moduleType:"trace",name:"(\w+)"')
 
@@ -31,15 +31,15 @@ def whole_program() -> str:
 
 @cache
 def plotly_program(kinds: frozenset[str]) -> str:
-    """plotly.js with these kinds of traces and the least of the others; with all of them where one is not found."""
+    """plotly.js with these kinds of traces and as few others as possible; the whole bundle if a kind is not found."""
     whole = whole_program()
     if (registered := _REGISTERED.search(whole)) is None:
         return whole
     wrap, _, listed = registered.groups()
     head = rf"var {_NAME}={re.escape(wrap)}\((?:\([\w$,]*\)|{_NAME})=>\{{"
     parts = re.split(rf"(?<=\}}\);)(?={head})", whole)
-    # What is not one file stays, without a name here: the first part, with the licence and what wraps files; those in
-    # which ES modules follow, whose functions stand outside their own wrap (2 parts, 26 kB); the last.
+    # Parts that are not one file have no name here and always stay: the first part (licence and wrapper functions), the
+    # parts that contain ES modules, whose functions stand outside their wrapper (2 parts, 26 kB), and the last part.
     wraps = re.findall(rf"({_NAME})=\([\w$,]*\)=>\(\)=>\{{", parts[0])
     others = [f"={other}(" for other in wraps if other != wrap]
     if wrap not in wraps:

@@ -1,4 +1,4 @@
-"""The page of a run: how it went, what it learnt, what it predicts, and with which settings."""
+"""The page of a run: its results, its curves, a density that it predicts, its state, settings and history."""
 
 import shlex
 import time
@@ -36,12 +36,12 @@ UNITS = {
     "e_per_A3": "e/Å³",
     "share": "of the mean density",
 }
-"""Ends of a metric's name, and what they mean on an axis."""
+"""Ending of a metric's name -> unit on the axis."""
 
 
 def run_page(run_url: str, checkpoints_url: str | None = None) -> Report:
-    """The page of a run's folder or URL. A run that ends writes its page from the local copies of its small files, and
-    its checkpoints may be in a bucket, at `checkpoints_url`; None: in the same place."""
+    """The page of the run in a folder or at a URL. A run that ends writes its page from local copies of its small
+    files, while its checkpoints may be in a bucket at `checkpoints_url` (None: in the run's own place)."""
     config, events, metrics = read_config(f"{run_url}/{CONFIG_FILE}"), read_events(run_url), read_curves(run_url)
     record = RunRecord(run_url, config, [], (), events, metrics.written_utc)
     whole, partial = survey(checkpoints_url or run_url, record.temporary_url)
@@ -91,8 +91,7 @@ def _free_running(evaluation: Mapping[str, Any]) -> FreeRunningResult | None:
 
 
 def _achieved(metrics: Metrics, record: RunRecord, free: FreeRunningResult | None) -> Markup:
-    """What the run has come to: its error beside that of the sum of atoms, or how well it fits what it was given; and
-    how well it used its chips."""
+    """The headline: the error beside that of the sum of atoms (where cells were predicted), the losses, and the MFU."""
     found: list[tuple[str, str]] = []
     if free is not None and free.materials:
         ours, atoms = free.spread("free_running_nmae"), free.spread("promolecule_nmae")
@@ -116,7 +115,7 @@ def _achieved(metrics: Metrics, record: RunRecord, free: FreeRunningResult | Non
 
 
 def _as_it_ran(name: str, metrics: Metrics, record: RunRecord) -> tuple[np.ndarray, int]:
-    """A figure of the speed over the steps on the devices that the run had last, and the first of these steps."""
+    """The values of a speed metric since the run has had its last devices, and the first step of that time."""
     curve = metrics.curves[name]
     timed = metrics.curves.get("step_seconds", curve)
     steps = [{"step": int(step)} for step in timed.steps]
@@ -131,7 +130,7 @@ def _speeds(metrics: Metrics, record: RunRecord) -> dict[str, str]:
     for name, words, unit in (("step_seconds", "step", " s"), ("tokens_per_second", "tokens a second", "")):
         values, since = _as_it_ran(name, metrics, record) if name in curves else ((), 0)
         if len(values):
-            # Unlike a mean, unmoved by the steps that compile.
+            # A median, unlike a mean, does not depend on the few steps that compile.
             said = "" if len(values) == len(curves[name].values) else f" from step {since:,} on, as it ran last"
             found[words] = f"{np.median(values):,.4g}{unit} (median{said})"
     if bad := metrics.unreadable:
@@ -219,9 +218,9 @@ def _configuration(config: Mapping[str, Any]) -> list[Any]:
 
 
 def recipes_beside(settings: Mapping[str, Any]) -> list[tuple[str, int, dict[str, tuple[Any, Any]]]]:
-    """Every shipped configuration: its name, how many settings it makes, and those that a run has otherwise, by dotted
-    key (of the recipe, of the run). That with the smallest share of these is first, since a run does not record the
-    file that it began with; of several the one that says most, as one made of another agrees with that too."""
+    """Every shipped configuration: its name, its number of settings, and those that differ in the run, as dotted key ->
+    (of the recipe, of the run). A run does not record the recipe it started from, so the smallest share of differences
+    comes first; of several, the one with most settings, since a run of a recipe also agrees with what it extends."""
     recipes = []
     for name, path in shipped_configurations("train").items():
         its = flatten(read_yaml(path))
@@ -231,7 +230,7 @@ def recipes_beside(settings: Mapping[str, Any]) -> list[tuple[str, int, dict[str
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values say the same setting: 1 and 1.0, a list and a tuple do, and a number as text (`1e-3`)."""
+    """Whether two values mean the same setting, such as 1 and 1.0, or a number and its text (`1e-3`)."""
     try:
         return one == other or float(one) == float(other)
     except (TypeError, ValueError):

@@ -17,23 +17,23 @@ from tomat.report.html.document import Figure, label, rendered
 from tomat.report.plan import buffers_table, memory_parts, plan_parts, trials_part
 
 PLUMBING = ("while", "body", "cond", "rematted_computation", "checkpoint", "closed_call", "eval_jaxpr", "shard_map")
-"""Scopes that JAX makes and that say nothing of the model."""
+"""Scopes that JAX adds and that say nothing about the model."""
 WRAPPED = re.compile(r"(jit|pjit|jvp|vjp|transpose|vmap|remat|checkpoint|custom_jvp|custom_vjp)\((.*)\)")
 NO_MODULE = "outside the model's modules"
 PARENT = "#c9d0d7"
-"""Colour of boxes that are no operation."""
+"""Colour of boxes that are not operations."""
 MOST_BUFFERS = 24
 MIB = 2**20
 LEAST_DRAWN = 5e-5
-"""Share of the step below which an operation is no box of its own in the charts; the table has them all."""
+"""Operations below this share of the step have no box of their own in the charts. The table lists all operations."""
 _TIGHT = {"margin": {"l": 4, "r": 4, "t": 8, "b": 4}}
 
 
 def breakdown_page(
     breakdown: Breakdown, kind: str, *, report: Mapping[str, Any] | None = None, origin: str = ""
 ) -> Report:
-    """The page of a `profile`, or of a `plan`, whose `Plan.to_dict()` has memory, models and utilisation besides;
-    `origin` is its file, for errors."""
+    """The page of a `profile`, or of a `plan` whose `Plan.to_dict()` is `report`, which adds memory, cycle models and
+    utilisation. `origin` is the plan's file, for error messages."""
     held = read_memory(report["memory"], origin) if report else None
     headline = _headline(breakdown, report or {}, held)
     measured = "measured" if breakdown.source == "trace" else "predicted"
@@ -50,7 +50,7 @@ def breakdown_page(
     sections.append(Section("Operations", (step.operations_table(breakdown, len(breakdown.ops)),)))
     memory = [step.memory_table(breakdown)] if breakdown.memory_bytes else []
     sections.append(Section("Memory", _memory_parts(held) if held else memory))
-    # A breakdown of before kept no windows.
+    # Older breakdowns have no windows.
     steps = [step.windows_chart(breakdown) or step.times_chart(breakdown)]
     steps += [step.windows_table(breakdown) if breakdown.step_classes else None]
     steps += [step.waits_table(breakdown) if breakdown.gaps else None]
@@ -93,10 +93,10 @@ def _memory_parts(memory: MemoryReport) -> list[Any]:
 
 
 def module_path(op: OpRow) -> tuple[str, ...]:
-    """The modules that an operation is in, outermost first: JAX's scopes without its own wrappers and the operation.
+    """The modules around an operation, outermost first: its JAX scopes without JAX's own wrappers and the operation.
 
-    `jit(step)/jvp(Model)/layers/attention/dot_general` is (`Model`, `layers`, `attention`); of the backward pass too,
-    which the direction tells apart.
+    `jit(step)/jvp(Model)/layers/attention/dot_general` gives (`Model`, `layers`, `attention`). An operation of the
+    backward pass gives the same path; its `direction` tells the two apart.
     """
     words = []
     for bare in op.op_name.split("/")[:-1]:
@@ -107,11 +107,11 @@ def module_path(op: OpRow) -> tuple[str, ...]:
 
 
 def _boxes(breakdown: Breakdown, path_of: Callable[[OpRow], tuple[str, ...]]) -> tuple[dict[str, Any], str]:
-    """A tree of boxes for plotly: the step, what `path_of` says above each operation, the operations; and what is said
-    of it."""
+    """A tree of boxes for plotly (the step, then the path that `path_of` gives each operation, then the operations) and
+    the caption of the figure."""
     least = LEAST_DRAWN * breakdown.step_seconds
-    # By id: label, parent, milliseconds, colour. A parent's own value is 0 and plotly adds up: sums of rounded shares
-    # would not quite fit into each other.
+    # By id: label, parent, milliseconds, colour. A parent's own value is 0 and plotly adds up its children, because our
+    # own sums of rounded values would not match exactly.
     boxes: dict[str, tuple[str, str, float, str]] = {"step": ("step", "", 0.0, PARENT)}
     small: dict[str, tuple[float, int]] = {}
     for place, op in enumerate(breakdown.ops):
@@ -143,8 +143,8 @@ def _boxes(breakdown: Breakdown, path_of: Callable[[OpRow], tuple[str, ...]]) ->
 
 
 def _box_charts(breakdown: Breakdown) -> list[Figure]:
-    """The step by direction, module and operation, as a flame chart that hangs from the top; and by kind of operation,
-    part of the model and operation, as nested boxes."""
+    """Two charts of the step: a flame chart from the top by direction, module and operation, and nested boxes by kind
+    of operation, part of the model and operation."""
 
     def modules(op: OpRow) -> tuple[str, ...]:
         return (str(op.direction) or "no direction", *(module_path(op) or (NO_MODULE,)))

@@ -1,4 +1,4 @@
-"""What `tomat plan --calibrate` writes: plans beside measured pods, with `--kernels` beside kernels timed on chips."""
+"""The pages of `tomat plan --calibrate`: plans beside measured pods, and with `--kernels` beside timed kernels."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -30,9 +30,9 @@ from tomat.perf.timed_kernels.timings import KernelTiming, RefusedRow, read_timi
 from tomat.report.calibration import calibration_report
 
 MEMORY_TOLERANCE = 0.01
-"""Peak memory within this of the compiler's on the day of the measurement counts as right."""
+"""Planned peak memory counts as right within this fraction of the compiler's value on the day of the measurement."""
 FEWEST_TO_FIT = 30
-"""Kernels of a chip below which its parameters are not fitted: three for each parameter. (A choice.)"""
+"""A chip with fewer kernels gets no fit of its parameters: three kernels for each parameter. (A choice.)"""
 
 
 def calibrate(
@@ -43,11 +43,11 @@ def calibrate(
     on_stage: Callable[[str, str], None] = lambda what, stage: None,
     **how: Any,
 ) -> dict[str, Any]:
-    """Plan what was measured (`only_new`: what has no prediction yet) and write the record and the page into the folder
-    of `calibration.yaml`; rows planned before an error are then on record. Gives the record, for a JSON report.
+    """Plan every measurement (`only_new`: only new and changed ones) and write the record and the page into the folder
+    of `calibration.yaml`. After an error, the rows planned before it are on record. Returns the rows for JSON.
 
-    `added` are measurements to add, in the place of those with their names; `on_stage` is told the row and what the
-    compile is doing; `how` is as for `compile_step`.
+    `added` are measurements to add; they replace those with the same names. `on_stage` is called with the name of the
+    row and the stage of the compile. `how` is passed to `make_plan`.
     """
     kept, notes = read_measurements(tracking_dir)
     recorded = {row.name: row for row in Calibration.load(tracking_dir).rows}
@@ -75,7 +75,7 @@ def calibrate(
             tables[name] = plan.step.model_table()
         planned = replace(row, predicted=predicted, compiler=plan.compiled.compiler, slice=plan.slice_.name)
         done[name] = planned.checked("the plan beside the measurement")
-        # A calibration that is stopped keeps what it has planned.
+        # Saved after every row, so that a calibration that is stopped keeps what it has planned.
         left = {other: recorded[other] for other in rows if other in recorded and other not in done}
         Calibration((*done.values(), *left.values())).save(tracking_dir)
     record = Calibration(tuple(done.values()))
@@ -95,9 +95,9 @@ def calibrate_kernels(
     compiler_of: CompilerOf = installed_compiler,
     **how: Any,
 ) -> dict[str, Any]:
-    """Compile the kernels of a file of timings (of `chips`, or of all); write the record and the page of their errors
-    into `tracking_dir`; gives the record. Beside the file may lie what `tomat bench chip` measured of collectives.
-    `compiler_of` and `how` are as of `timed_programs`."""
+    """Compile the kernels of a file of timings (of `chips`, or of all chips), write the record and the page of their
+    errors into `tracking_dir`, and return the record. The collectives that `tomat bench chip` measured may lie beside
+    the file. `compiler_of` and `how` are passed to `timed_programs`."""
     timings, refused = read(file)
     collectives = measured_rates(file)
     present = sorted({timing.chip for timing in timings})
@@ -161,7 +161,7 @@ class _Record(TypedDict):
 
 
 def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What an earlier calibration found of each chip, and the rows that it refused of chips other than some."""
+    """The chips on record from an earlier calibration, and the rows that it refused, except those of `other_than`."""
     path = tracking_dir / chip_model.RECORD_FILE
     if not path.is_file():
         return {}, []
@@ -169,7 +169,7 @@ def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any
     record = read_json(path, how)
     for chip in mapping(mapping(record).get("chips")).values():
         if isinstance(chip, dict) and "compilers" not in chip:
-            # Records of before 2026-11-25 name one of each chip, older ones one of all.
+            # Records before 2026-11-25 name one compiler for each chip; still older ones name one for all chips.
             one = chip.pop("compiler", None) or record.get("compiler")
             chip["compilers"] = dict.fromkeys(mapping(chip.get("operations")), one)
     typed(record, _Record, path, how)
@@ -178,7 +178,7 @@ def _kept(tracking_dir: Path, other_than: Container[str]) -> tuple[dict[str, Any
 
 
 def chip_record(chip_name: str, programs: Sequence[TimedProgram], tracking_dir: Path) -> dict[str, Any]:
-    """The parameters that explain a chip's kernels best, or those on record, with errors on kernels left out."""
+    """A chip's parameters and the errors of its kernels: fitted with each kernel left out, or as on record if few."""
     chip = CHIPS[chip_name]
     table = TimedPrograms([(program.timing, program.work) for program in programs], chip_model.core_bandwidth(chip))
     fitted = fit(table) if len(programs) >= FEWEST_TO_FIT else None
@@ -222,7 +222,7 @@ ERRORS = {
     "error_mean": Column("mean, signed", change),
     "memory_right_share": Column("memory within 1 %", percent),
 }
-"""Figures of a `Summary` that the page shows."""
+"""The figures of a `Summary` that the page shows, with their columns."""
 
 
 def kernels_report(record: Mapping[str, Any]) -> Report:
@@ -256,17 +256,17 @@ def kernels_report(record: Mapping[str, Any]) -> Report:
 
 
 def _compiled_by(compilers: Mapping[str, str]) -> str:
-    """`libtpu 0.0.44; normalization: libtpu 0.0.37`: that of most operations, then those that differ."""
+    """`libtpu 0.0.44; normalization: libtpu 0.0.37`: the compiler of most operations, then operations with another."""
     most, _ = Counter(compilers.values()).most_common(1)[0]
     return "; ".join([most, *(f"{op}: {other}" for op, other in compilers.items() if other != most)])
 
 
 def _parameters_table(chips: Mapping[str, Any]) -> Table:
-    """`0.93 ± 0.01`, in the unit that a parameter's name says."""
+    """The parameters of each chip as `0.93 ± 0.01`, in the unit in the parameter's name, and its collective rates."""
     rows: list[tuple[Any, ...]] = []
     for name in chip_model.NAMES:
         found = [values["parameters"][name] for values in chips.values()]
-        # A record may lack the deviation, as plans need none.
+        # A record may lack the deviation, which plans do not need.
         known = [(one["value"], one.get("deviation")) for one in found]
         cells = (f"{value:.3g}" + ("" if off is None else f" ± {off:.1g}") for value, off in known)
         rows.append((name.replace("_", " "), *cells))

@@ -1,4 +1,4 @@
-"""Runs beside each other as a page: settings, figures, losses over one another, where the time went."""
+"""A page that compares runs: their settings, figures, losses in one chart, and where the time went."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +21,12 @@ PARTS = (
     ("waiting_for_data", "of these: the host waiting for data"),
     ("hooks", "of these: hooks after a step"),
 )
-"""The wall-clock, what adds up to it, and what lies inside that."""
+"""The wall-clock, the parts that add up to it, and times that lie inside these parts."""
 COLOURS = ("#2b6cb0", "#dd8a33", "#2f855a", "#c53030", "#8a63b0", "#8c8c3b", "#3d8f93", "#6b7680")
-"""One a run, of which there are at most `MOST_RUNS`."""
+"""One for each run; there are at most `MOST_RUNS`."""
 BARS = "▁▂▃▄▅▆▇█"
 SMOOTH_SHARE = 0.02
-"""Of the steps, averaged in the drawn curves; the raw losses are drawn faintly."""
+"""Share of the steps over which the drawn curves are averaged. The raw losses are drawn faintly."""
 
 
 def write_comparison_page(comparison: Comparison, page: Path) -> Path:
@@ -61,7 +61,7 @@ def figures_table(comparison: Comparison) -> Table:
 
 
 def losses_parts(comparison: Comparison, file: str) -> list[Part]:
-    """The curves, and means of the training losses over windows of the common steps beside those of the first run."""
+    """The loss curves, and each run's mean training loss in windows of the common steps, beside the first run's."""
     runs = comparison.runs
     parts: list[Part] = [losses_chart(comparison, file)] if any(run.losses for run in runs) else []
     if not comparison.common_steps:
@@ -79,7 +79,7 @@ def losses_parts(comparison: Comparison, file: str) -> list[Part]:
 
 
 def breakdown_parts(comparison: Comparison) -> list[Part]:
-    """Seconds of each part and its share of the wall-clock."""
+    """A table of the seconds of each part and its share of the wall-clock."""
 
     def shown(run: RunView, name: str) -> str:
         value, wall = run.breakdown_seconds[name], run.breakdown_seconds["wall"]
@@ -96,13 +96,13 @@ def _columns(first: str, comparison: Comparison) -> list[Column]:
 
 
 def sparkline(values: Sequence[float], low: float, high: float) -> str:
-    """Bars of eight heights, from `low` to `high`."""
+    """A line of bars in eight heights, scaled from `low` to `high`."""
     span = (high - low) or 1.0
     return "".join(BARS[min(7, max(0, int(8 * (value - low) / span)))] for value in values)
 
 
 def sparklines(comparison: Comparison) -> list[tuple[str, str]]:
-    """Each run's training loss over the common steps, all on one scale; nothing where there are none."""
+    """Each run's training loss over the common steps, all on one scale; empty without common steps."""
     by_run = list(zip(*(losses for _, _, losses in comparison.windows), strict=True))
     every = [loss for losses in by_run for loss in losses]
     named = zip(comparison.runs, by_run, strict=bool(by_run))

@@ -1,4 +1,4 @@
-"""The page of a search for the largest batch: a table of probes to the edge for each policy and accumulation."""
+"""The page of a search for the largest batch: a table of its probes for each remat policy and accumulation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -49,7 +49,7 @@ def write_max_batch_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
 
 
 def probes_table(search: Search) -> Table:
-    """The probes by batch; the largest that runs is `MAX` where the next one up has been tried."""
+    """The probes by batch. The largest that runs has the status `MAX` if the next larger one has been tried."""
     heads = [Column("Batch"), Column("Microbatch"), Column("Step(s)", number(3)), Column("Memory", MEBIBYTES)]
     heads += [Column("t/s", number(0)), Column("Loss", number(3)), Column("Status")]
     body = []

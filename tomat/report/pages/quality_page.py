@@ -1,6 +1,6 @@
-"""The page of a study of quality: each row's speed and errors beside its base's, with intervals, and figures.
+"""The page of a quality study: the speed and errors of each row beside those of its base, with intervals, and figures.
 
-Rows that are meant to compute the base's numbers (`exact`) have a table of their own.
+Rows that should compute the same numbers as the base (`exact`) have a table of their own.
 """
 
 import statistics
@@ -43,7 +43,7 @@ SPEED, LOSS = "tokens_per_second_median", "validation_loss"
 EMBEDDED = "the embedded training compounds"
 Row = Mapping[str, Any]
 Shown = tuple[Column, Callable[[Row], Cell]]
-"""A column of a table of rows, and what it shows of one."""
+"""A column of a table of rows, and the function that gives its cell for a row."""
 
 
 def page_path(tracking_dir: Path, name: str) -> Path:
@@ -51,8 +51,8 @@ def page_path(tracking_dir: Path, name: str) -> Path:
 
 
 def write_quality_page(record: Mapping[str, Any], tracking_dir: Path, page: Path | None = None) -> Path:
-    """Write (or bring up to date) the page of a study, `page_path` where none is given, and its figures; `record` is as
-    `Quality.record` gives it."""
+    """Write or update the page of a study (at `page_path` if `page` is not given) and its figures. `record` is what
+    `Quality.record` gives."""
     page = page or page_path(tracking_dir, record["sweep"])
     sections = [Section("", _introduction(record), "introduction")]
     if _with_curves(record):
@@ -68,7 +68,7 @@ def write_quality_page(record: Mapping[str, Any], tracking_dir: Path, page: Path
 
 
 def _with_curves(record: Mapping[str, Any]) -> bool:
-    """Whether rows are said to be exact or not, so that whole curves are compared."""
+    """Whether the record compares whole loss curves, which it does if its rows are marked as exact or not exact."""
     return "window_end_steps" in record
 
 
@@ -121,8 +121,8 @@ def _exact_parts(record: Mapping[str, Any]) -> list[Part]:
 
 
 def _quality_parts(record: Mapping[str, Any]) -> list[Part]:
-    """A line for each row that is not meant to be exact: speed, loss, errors, each less the base's with its interval,
-    and the verdict."""
+    """A table of the rows that are not meant to be exact: speed, loss and errors, their differences from the base with
+    intervals, and the verdict. A legend follows."""
     with_curves = _with_curves(record)
     shown = [*_asked(record), *([(Column("why"), itemgetter("question"))] if with_curves else [])]
     shown += [(Column("parameters", number(0)), itemgetter("parameters")), _mean("tok/s", SPEED, number(0))]
@@ -185,7 +185,7 @@ def _less(heading: str, key: str) -> Shown:
 
 
 def _difference(row: Row, key: str) -> str | None:
-    """A figure less the base's with its interval; of a fraction in points."""
+    """A figure minus the base's, with its interval; fractions in percentage points."""
     found = (row["against_base"] or {}).get("differences", {}).get(key)
     if found is None:
         return None
@@ -194,7 +194,7 @@ def _difference(row: Row, key: str) -> str | None:
 
 
 def _distance(heading: str, key: str) -> Shown:
-    """A figure of the curves; an infinity, of curves without noise, is null on record."""
+    """A column for a figure of the curve comparison. The record has null for an infinity, from curves without noise."""
 
     def distance(row: Row) -> str | None:
         if key not in (curves := _curves(row)):
@@ -214,7 +214,7 @@ def _ratio(row: Row) -> str | None:
 
 
 def _curves(row: Row) -> Mapping[str, Any]:
-    """`CurveComparison` of a row; empty where there is none, or the record is of before."""
+    """The `CurveComparison` of a row; empty where there is none, as in older records."""
     return (row["against_base"] or {}).get("curves") or {}
 
 
@@ -232,7 +232,7 @@ def _verdict(row: Row) -> Cell:
 
 
 def _deciding(row: Row) -> str:
-    """The first error that the row and its base have."""
+    """The first of `ERRORS` that both the row and its base have."""
     found = (row["against_base"] or {}).get("differences", {})
     return next((key for key in ERRORS if key in found), next(iter(ERRORS)))
 
@@ -242,7 +242,7 @@ def _values(row: Row, key: str) -> list[float]:
 
 
 def _speed_charts(record: Mapping[str, Any], stem: str) -> list[Chart]:
-    """Speed against the first error, a point for each row that has both; none where no row has."""
+    """Speed against the first error, with a point for each row that has both; no chart if no row has both."""
     series = []
     for row in record["rows"]:
         against = row["against_base"] or {}
@@ -267,7 +267,7 @@ def _curve_charts(record: Mapping[str, Any], stem: str) -> tuple[Chart, Chart]:
         if found := _curves(row):
             mean = _window_means(row).mean(axis=0).tolist()
             curves.append(Series(row["name"], steps, mean, dotted=row["exact"]))
-            # A logarithm has no place for zero.
+            # A logarithmic axis cannot show zero.
             relative = [value or None for value in found["window_relative_differences"]]
             differences.append(Series(row["name"], steps, relative, dotted=row["exact"]))
     for name, values in (("least", base.min(axis=0)), ("mean", base.mean(axis=0)), ("most", base.max(axis=0))):

@@ -1,8 +1,8 @@
-"""The pages of ``docs/tracking``: one a run or plan, and the table of all of them.
+"""The pages of ``docs/tracking``: one page for each run or plan, and the table of all of them.
 
 ``<run>.md`` has hand-written parts (hypothesis, verdict, next) and tomat's sections between markers;
 ``data/<run>.json`` is the row of the index and the configuration that later pages are diffed against; ``figures/``
-holds the SVGs. Pages that are not made again lie in ``archive/``. Everything is written from what is passed in: no
+holds the SVGs. Pages that are not made again lie in ``archive/``. Everything is written from the arguments and no
 clock is read, so writing twice changes nothing.
 """
 
@@ -62,12 +62,12 @@ def write_run_page(
     config_hash: str = "",
     kind: str = "measured",
 ) -> Path:
-    """Write (or bring up to date) the page of one run, its figures, its record and the index in a tracking folder;
-    nothing where the markers of one of them are broken.
+    """Write or update the page of one run, its figures, its record and the index in a tracking folder. If the markers
+    of the page or the index are broken, nothing is written.
 
-    `config.yaml` in the run's folder is the setup, which a plan or a foreign trace may lack; `mfu_report` is that of
-    `step_report` or `run_report` (`hardware/mfu.py`), `baseline` a run in `docs_dir` to diff the configuration against,
-    `kind` one of `KINDS`. The name is the folder's where none is given.
+    `config.yaml` in the run's folder is the setup, which a plan or a foreign trace may lack. `mfu_report` comes from
+    `step_report` or `run_report` (`hardware/mfu.py`). `baseline` is a run in `docs_dir` to diff the configuration
+    against. `kind` is one of `KINDS`. Without `run_name` the run has the name of its folder.
     """
     name = run_name or Path(run_dir).name
     if not RUN_NAME.match(name):
@@ -77,7 +77,7 @@ def write_run_page(
     base = read_record(docs_dir, baseline) if baseline else None
     mfu, index = mfu_report or {}, docs_dir / INDEX_FILE
     record: dict[str, Any] = {"record_format": RECORD_FORMAT, "run": name, "kind": kind}
-    if kind == "measured":  # a slice that was asked for says nothing of what ran
+    if kind == "measured":  # the slice that was asked for may differ from the one that ran
         record |= {key: mfu.get(key) for key in ("slice", "devices_that_ran")} | {"asked_slice": settings.get("slice")}
     else:
         record["slice"] = mfu.get("slice") or settings.get("slice")
@@ -106,7 +106,7 @@ def write_run_page(
     if breakdown is not None:
         memory, cycles = [memory_part(breakdown)], breakdown_parts(breakdown, name)
         operations = operations_parts(breakdown)
-    # The parts that people write stand in it too, as what they are asked for.
+    # The sections that people write are included too, each with a comment that says what belongs there.
     why = "<!-- Why this run: what is expected to change, by how much, and why. -->"
     verdict = "<!-- What it showed, with the figure that decides it. Negative results stay. -->"
     sections = (
@@ -167,7 +167,7 @@ def memory_part(breakdown: Breakdown) -> Part:
 
 
 def breakdown_parts(breakdown: Breakdown, stem: str) -> list[Part]:
-    """Where the cycles of a step went; `stem` is that of the charts' files."""
+    """Where the cycles of a step went. The names of the charts' files begin with `stem`."""
     parts: list[Part] = [
         f"One step of one device, {seconds(breakdown.step_seconds)}. Time is exclusive, so the shares sum to the step; "
         "hidden is communication beside compute, in no sum.",
@@ -189,8 +189,8 @@ def operations_parts(breakdown: Breakdown) -> list[Part]:
 
 
 class Record(TypedDict, total=False):
-    """`data/<run>.json`, as far as it is read again; what older ones lack is absent. It has no checksum, so a figure
-    that damage made another figure cannot be seen."""
+    """The keys of `data/<run>.json` that are read back; an older file may lack some. It has no checksum, so damage that
+    turns one number into another is not noticed."""
 
     run: Required[Annotated[str, Meta(pattern=RUN_NAME.pattern)]]
     kind: Required[Kind]
@@ -274,7 +274,7 @@ class SweepEntry:
 
 
 def _page_of(docs_dir: Path, name: str) -> Path:
-    """A page, in the archive where that alone has it."""
+    """The path of a page, in the archive if only the archive has it."""
     archived = docs_dir / ARCHIVE_DIR / name
     return archived if archived.exists() and not (docs_dir / name).exists() else docs_dir / name
 

@@ -1,6 +1,6 @@
-"""The page of a log: what each run was for, where it ran, as what, by which words, and what came of it.
+"""The page of a log: each run's purpose, place, configuration, command and result.
 
-tomat owns what stands between its markers. The notes below each entry are people's, and stay.
+tomat rewrites the text between its markers. The notes below each entry are written by people and stay.
 """
 
 import hashlib
@@ -104,7 +104,7 @@ def sweep_parts(rows: Sequence[Entry]) -> list[Part]:
 
 
 def common_settings(rows: Sequence[Entry]) -> dict[str, Any]:
-    """Settings that differ from the recipe, and alike in all rows of a sweep; of one row none."""
+    """Settings that differ from the recipe and are the same in all rows of a sweep; empty for a single row."""
     return in_common([mapping(entry.about("settings")) for entry in rows]) if len(rows) > 1 else {}
 
 
@@ -119,14 +119,14 @@ def instance(entry: Entry) -> str:
 
 
 def _ran_on(entry: Entry) -> str:
-    """Devices and hosts of the newest piece that says, and the slice it asked for where that is another; else empty."""
+    """Devices and hosts of the newest piece that records them, and the slice it asked for if different; else empty."""
     piece = next((one.about for one in reversed(entry.pieces) if one.about.get("devices")), {})
     found = devices_of(piece)
     return "" if found is None else devices_sentence(found, piece.get(ASKED))
 
 
 def settings_cell(settings: Mapping[str, Any], common: Container[str] = ()) -> Cell:
-    """Settings on one line of a table, without what all rows of a sweep have."""
+    """Settings on one line of a table, without the settings that all rows of a sweep share."""
     words = " ".join(f"{key} {value}" for key, value in settings.items() if key not in common)
     return Code(words.replace("|", "/")) if words else ""
 
@@ -161,17 +161,17 @@ def _result(entry: Entry) -> str | None:
 
 
 def _commands(entries: Sequence[Entry]) -> list[Part]:
-    """Each command once, in the order of their times."""
+    """Each distinct command once, in order of time."""
     pieces = sorted((piece for entry in entries for piece in entry.pieces), key=lambda piece: piece.time)
     commands = list(dict.fromkeys(str(piece.about["command"]) for piece in pieces if piece.about.get("command")))
     return [Lines("\n".join(map(wrapped, commands)), "bash")] if commands else []
 
 
 def wrapped(command: str) -> str:
-    """A command on lines that a shell reads as one, a flag and its values on each."""
+    """A command on several lines that a shell reads as one command, with one flag and its values on each line."""
     try:
         words = shlex.split(command)
-    except ValueError:  # of a damaged line of the log
+    except ValueError:  # from a damaged line of the log
         return command
     lines = [""]
     for word in words:
@@ -182,6 +182,6 @@ def wrapped(command: str) -> str:
 
 
 def _marker(kind: str, unique: str, name: str) -> str:
-    """A marker's name: words that a person knows, and a hash that tells names apart that read alike."""
+    """A marker's name: readable words, and a hash that keeps names with the same words apart."""
     words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "unnamed"
     return f"{kind}-{words}-{hashlib.sha256(unique.encode()).hexdigest()[:6]}"

@@ -1,4 +1,4 @@
-"""The pages of sweeps, planned or measured, of what was just made or is on record; and of the plans of runs that others
+"""The pages of sweeps, planned or measured, just made or on record, and the page of the plans of runs that others
 published."""
 
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ from tomat.report.sweep import measured_report, planned_report
 
 
 def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
-    """Write (or bring up to date) the page of a sweep of plans, its figures and the index; nothing where the markers of
-    one of them are broken."""
+    """Write or update the page of a sweep of plans, its figures and the index. If the markers of the page or the index
+    are broken, nothing is written."""
     index = tracking_dir / INDEX_FILE
     if index.exists():
         find_sections(read_document(index), str(index))
@@ -40,7 +40,7 @@ def write_sweep_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
 
 
 def write_lab_page(record: Mapping[str, Any], tracking_dir: Path, epoch_rows: int | None = None) -> Path:
-    """Write (or bring up to date) the page of a measured sweep and its figures; `epoch_rows`: see `measured_report`."""
+    """Write or update the page of a measured sweep and its figures. `epoch_rows`: see `measured_report`."""
     plans = rows_on_record(plans_path(tracking_dir, record["sweep"]), RowRecord)
     page = _own_page(tracking_dir, record["sweep"], "-measured", others="shares")
     record = {**record, "sweep": page.stem}
@@ -49,29 +49,29 @@ def write_lab_page(record: Mapping[str, Any], tracking_dir: Path, epoch_rows: in
 
 
 def _own_page(tracking_dir: Path, name: str, suffix: str, others: str) -> Path:
-    """The page of a sweep. Where the section `others` says that it is of plans or measurements, which this one is not,
-    another beside it: the ranking and the figure of one would take the place of the other's."""
+    """The path of a sweep's page. If the page has the section `others`, it belongs to the other kind of sweep (planned
+    or measured), and the path gets `suffix`, so that neither kind overwrites the ranking and figure of the other."""
     page = tracking_dir / f"{name}.md"
     taken = page.is_file() and others in find_sections(read_document(page), str(page))
     return page.with_name(f"{name}{suffix}.md") if taken else page
 
 
 def lab_report_of(path: Path) -> Report:
-    """What a lab's record says, beside the plans of its tracking folder."""
+    """The report on a lab's record, beside the plans in its tracking folder."""
     record = read_record(path, SweepRecord[LabRow])
     plans = plans_path(path.parents[1], record["sweep"])
     return measured_report(record, rows_on_record(plans, RowRecord) if path.parent.name == LAB_DIR else {})
 
 
 def sweep_report_of(path: Path) -> Report:
-    """What the record of a sweep of plans says, beside the measurements of its tracking folder."""
+    """The report on the record of a sweep of plans, beside the measurements in its tracking folder."""
     record = read_record(path, SweepRecord[RowRecord])
     measured = lab_path(path.parents[1], record["sweep"])
     return planned_report(record, rows_on_record(measured, LabRow) if path.parent.name == SWEEPS_DIR else {})
 
 
 def write_published_page(tracking_dir: Path) -> tuple[Path, Report]:
-    """Write (or bring up to date) the page of what is on record in `tracking_dir`, with its pods and kernels."""
+    """Write or update the page of the published runs on record in `tracking_dir`, with its pods and kernels."""
     kernels = tracking_dir / chip_model.RECORD_FILE
     chips = mapping(read_json(kernels, "Restore it.")).get("chips") if kernels.is_file() else None
     rows = rows_on_record(plans_path(tracking_dir, NAME), RowRecord)

@@ -1,1 +1,1 @@
-"""Starting a run on machines that may be taken away: TPU VMs through gcloud, or a Marin cluster through Iris."""
+"""Starts a run on machines that may be taken away: TPU VMs through gcloud or SkyPilot, or a Marin cluster (Iris)."""

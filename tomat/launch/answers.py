@@ -1,4 +1,4 @@
-"""What Google's refusals of a slice mean: never, not now, or there already; and that it did not answer."""
+"""The meaning of Google's answer to a request for a slice: never, not now, there already, or no answer."""
 
 import enum
 import re
@@ -6,9 +6,9 @@ import re
 _QUOTA = re.compile(
     r"Quota (?:limit )?'(?P<names>[^']+)' (?:has been exceeded|exhausted)\.?\s+Limit:? (?P<limits>[\d,]+)"
 )
-"""`RESOURCE_EXHAUSTED: Quota limit 'TPUV2sPodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone ...`
-(BioMedBERT/biomedbert nohup.out), for v6e in a region marin-community/marin 1612, and of a queued resource `Quota '...'
-exhausted. Limit 20800 in region us-central2` (marin 87, where suspended ones still counted)."""
+"""Matches `RESOURCE_EXHAUSTED: Quota limit 'TPUV2sPodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone
+...` (BioMedBERT/biomedbert nohup.out; for v6e in a region: marin-community/marin 1612), and for a queued resource
+`Quota '...' exhausted. Limit 20800 in region us-central2` (marin 87, where suspended resources still counted)."""
 _WAIT = (
     # thevasudevgupta/gsoc-wav2vec2 11, GoogleCloudPlatform/magic-modules 7297: `... in the zone "us-central1-b"; you
     # can try in another zone where Cloud TPU Nodes are offered`, as code 8.
@@ -21,13 +21,13 @@ _WAIT = (
     "insufficient reserved capacity",
     "insufficient capacity",
     "no available capacity",
-    # A quota of a rate, which a minute fills again: marin-community/marin 6198.
+    # A rate quota, which is free again after a minute: marin-community/marin 6198.
     "requests per minute",
     "resource_exhausted",
 )
 _UNREACHABLE = (
-    # What gcloud 528 says where the network is cut: as it renews its token, that in vain, with the advice to log in; as
-    # it asks, that it crashed; and after half a minute of answers of 500 or more, the last of these.
+    # Messages of gcloud 528 without a network: when it renews its token in vain (with the advice to log in), when a
+    # request fails (it says that it crashed), and after half a minute of answers of status 500 or more (the last one).
     "max retries exceeded",
     "failed to establish a new connection",
     "connection aborted",
@@ -36,7 +36,7 @@ _UNREACHABLE = (
 )
 _EXISTS = ("already_exists", "already exists")
 _LOGIN = (
-    # Of gcloud itself, where a login has expired or there is none.
+    # Messages of gcloud itself if there is no login, or it has expired.
     "reauthentication",
     "gcloud auth login",
     "problem refreshing your current auth tokens",
@@ -47,7 +47,7 @@ _LOGIN = (
 
 class Refusal(enum.Enum):
     QUOTA = "quota"
-    """The project has no right to it; asking again is of no use."""
+    """The project has no quota for it; asking again does not help."""
     NO_CAPACITY = "no capacity"
     UNREACHABLE = "unreachable"
     """Google was not asked, or did not answer; a request may have reached it all the same."""
@@ -63,7 +63,7 @@ def refusal(said: str) -> Refusal:
     for meaning, words in (
         (Refusal.EXISTS, _EXISTS),
         (Refusal.NO_CAPACITY, _WAIT),
-        (Refusal.UNREACHABLE, _UNREACHABLE),  # before a login: gcloud advises one for a token that it cannot renew
+        (Refusal.UNREACHABLE, _UNREACHABLE),  # before LOGIN: without a network, gcloud also advises to log in
         (Refusal.LOGIN, _LOGIN),
     ):
         if any(one in lower for one in words):

@@ -1,4 +1,4 @@
-"""What may be wrong with a launch: here, and as Google answers of login, project, slice, quota, network and buckets."""
+"""Checks before a launch: problems known here, and login, project, slice, quota, network and buckets at Google."""
 
 import ipaddress
 import json
@@ -28,7 +28,7 @@ QUOTA_IDS: Mapping[tuple[str, bool], str] = {
     ("v5e", False): "TPUV5sLitepodPerProjectPerZoneForTPUAPI",
     ("v5e", True): "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI",
 }
-"""Chip and whether spot, to the quota that the TPU API counts it in, as its refusals name it; no other is guessed."""
+"""(Chip, spot) -> quota that the TPU API counts it in, as its refusals name it. Other chips have no quota check."""
 TIMEOUT_SECONDS = 60
 LOGIN_REMEDY = "run `gcloud auth login`"
 
@@ -37,10 +37,10 @@ LOGIN_REMEDY = "run `gcloud auth login`"
 class CheckLine:
     name: str
     state: State
-    """`unknown`: the question itself was not answered, and the launch may still go well."""
+    """`unknown`: the question was not answered, so the launch may still succeed."""
     said: str
     remedy: str = ""
-    """What to do about it; empty where it is ok."""
+    """What to do about it; empty if the check is ok."""
 
 
 def print_line(line: CheckLine) -> None:
@@ -60,8 +60,8 @@ def _ask(
     optional: bool = False,
     judge_failure: Callable[[str], Verdict | None] = lambda errors: None,
 ) -> CheckLine:
-    """Put a question: `words` follow `gcloud`, `judge` is of what it prints, `judge_failure` of what it says as it
-    fails. Of an `optional` one it says nothing about the launch that the command fails."""
+    """Run `gcloud` with `words`. `judge` gets its output, or `judge_failure` its error message if it fails. If an
+    `optional` command fails, this says nothing about the launch: the line is `unknown`."""
     result = run(Command(name, ("gcloud", *words), TIMEOUT_SECONDS, quiet=True))
     if result.ok:
         state, said = judge(result.output.strip())
@@ -76,12 +76,12 @@ def _ask(
 def run_checks(
     launch: TpuLaunch, places: Mapping[str, str | None], problems: Sequence[str], run: Callable[[Command], Result]
 ) -> Iterator[CheckLine]:
-    """Ask, one question after another: a line each, those of `problems`, which are known already, first. Where nobody
-    is logged in or no project is known, the rest is not asked. `places` are the URLs of data and output, by key."""
+    """Yield a line for each of `problems`, which are known already, then run the checks one by one and yield a line
+    for each. Without a login or a project the rest is not run. `places` are the URLs of data and output, by key."""
     yield from (CheckLine("configuration", "failed", problem) for problem in problems)
     for line in _questions(partial(_ask, run), launch, places):
         yield line
-        if line.remedy == LOGIN_REMEDY:  # a login that has expired is active all the same, until Google is asked
+        if line.remedy == LOGIN_REMEDY:  # gcloud lists an expired login as active until it asks Google
             return
 
 
@@ -115,7 +115,7 @@ def _of_the_slice(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) ->
     yield ask("TPU API", words, remedy, _something(f"{api} among the enabled services"))
     yield ask(
         f"{kind} in {launch.zone}",
-        # Of TPU VMs: without `tpu-vm` gcloud asks version 1 of the API, for the nodes of before.
+        # `tpu-vm` is needed: without it gcloud asks version 1 of the API, which is for the older TPU nodes.
         ("compute", "tpus", "tpu-vm", "accelerator-types", "describe", kind, zone, own, "--format=value(type)"),
         f"`gcloud compute tpus tpu-vm accelerator-types list {zone}` says what the zone has",
     )
@@ -142,7 +142,7 @@ def _as(account: str) -> str:
 
 
 def _judge_quota(output: str, launch: TpuLaunch) -> Verdict:
-    """The limit of the launch's zone, beside its chips (of v5p Google counts TensorCores in some projects)."""
+    """Compare the quota of the launch's zone with its chips (for v5p, Google counts TensorCores in some projects)."""
     try:
         infos: Sequence[Mapping[str, Any]] = json.loads(output).get("dimensionsInfos", [])
         limits = {info.get("dimensions", {}).get("zone", ""): info.get("details", {}).get("value") for info in infos}
@@ -171,7 +171,7 @@ def _of_the_network(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) 
     words = ("compute", "project-info", "describe", own, name)
     remedy = "gcloud asks for these before each ssh: you need compute.projects.get, as roles/compute.viewer has it"
     yield ask("ssh keys of the project", words, remedy)
-    # In a shared VPC the network is another project's, as its full name says.
+    # In a shared VPC the network belongs to another project, so its name is a full one with "/".
     network, subnetwork = launch.network or "default", launch.subnetwork
     remedy = f"give --network and --subnetwork; `gcloud compute networks list {own}` says what there is"
     words = ("compute", "networks", "describe", network, own, name)
@@ -184,7 +184,7 @@ def _of_the_network(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) 
 
 
 def _of_the_firewall(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str, network: str) -> Iterator[CheckLine]:
-    """Whether hosts reach one another, and gcloud the hosts; and ssh, where there is a TPU VM to try it on."""
+    """Check that hosts can reach one another and gcloud the hosts. If the zone has a TPU VM, try ssh on it."""
     name = network.rpartition("/")[2]
     words = ("compute", "firewall-rules", "list", f"--filter=network~/{name}$", own, "--format=json")
     asked = [(22, "ssh to the hosts", "0.0.0.0/0, or 35.235.240.0/20 for Identity-Aware Proxy")]
@@ -207,14 +207,14 @@ def _of_the_firewall(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str,
     words = ("compute", "tpus", "tpu-vm", "ssh", found.said, f"--zone={launch.zone}", own, "--worker=0", *reach)
     remedy = f"`gcloud compute tpus tpu-vm ssh {found.said} --zone={launch.zone} {own} --troubleshoot` says more"
     words = (*words, "--command=echo reached")
-    # The first ssh of all makes a key, and says so.
+    # The very first ssh creates a key and prints that, so only the last line of the output counts.
     yield ask(f"ssh to {found.said}", words, remedy, lambda output: ("ok", output.rpartition("\n")[2]))
 
 
 def _judge_firewall(output: str, port: int, account: str | None, from_outside: bool) -> Verdict:
-    """Whether the rules of a network let tcp to `port` of a TPU VM in, or `from_outside`, as ssh comes from here: of
-    those that fit, the one with the smallest priority decides, of two with the same one that denies
-    (https://cloud.google.com/firewall/docs/firewalls)."""
+    """Whether the rules of a network allow tcp to `port` of a TPU VM; `from_outside`: from outside of the network, like
+    ssh from here. Of the matching rules the one with the smallest priority number decides; at equal priority, a rule
+    that denies (https://cloud.google.com/firewall/docs/firewalls)."""
     try:
         rules = [rule for rule in json.loads(output or "[]") if _fits(rule, port, account)]
         rules = [rule for rule in rules if not from_outside or not _is_inside(rule)]
@@ -230,13 +230,13 @@ def _judge_firewall(output: str, port: int, account: str | None, from_outside: b
 
 
 def _is_inside(rule: Mapping[str, Any]) -> bool:
-    """Whether a rule is for machines of a network alone, as that called `default-allow-internal` is."""
+    """Whether a rule is only for sources inside a network, like Google's rule `default-allow-internal`."""
     sources = rule.get("sourceRanges")
     return bool(sources) and all(ipaddress.ip_network(source, strict=False).is_private for source in sources)
 
 
 def _fits(rule: Mapping[str, Any], port: int, account: str | None) -> bool:
-    """Whether a firewall rule is in force for tcp to a port of a TPU VM, which has no tags."""
+    """Whether a firewall rule applies to tcp on a port of a TPU VM. TPU VMs have no tags."""
     if rule.get("disabled") or rule.get("direction", "INGRESS") != "INGRESS" or rule.get("targetTags"):
         return False
     if (accounts := rule.get("targetServiceAccounts")) and account not in accounts:
@@ -286,12 +286,12 @@ def _of_places(
 
 
 def _of_the_account(ask: Callable[..., CheckLine], account: str, remote: Mapping[str, str]) -> Iterator[CheckLine]:
-    """Whether the hosts' account reads what the run reads, and may write where it writes. For the latter an object is
-    written on a condition that no object fulfils, so that Google refuses it for that or for want of rights."""
+    """Check that the hosts' account can read what the run reads and write where it writes. The write check sends an
+    object with a condition that is never fulfilled: Google refuses it for the condition, or for a missing right."""
 
     def judge(errors: str, *, writes: bool) -> Verdict | None:
         last = Result(1, "", errors).last_line
-        if "failed to impersonate" in errors.lower():  # gcloud says in any failure that it impersonates
+        if "failed to impersonate" in errors.lower():  # the bare word is in every failure of an impersonated command
             return "unknown", f"you may not act as {account} to try it"
         if writes and any(words in errors for words in ("412", "pre-conditions", "PreconditionFailed")):
             return "ok", "may write"
@@ -313,7 +313,7 @@ def _of_the_account(ask: Callable[..., CheckLine], account: str, remote: Mapping
 
 
 def unfit_places(places: Mapping[str, str | None], data_disk: bool = False) -> list[str]:
-    """What would lose work on machines that are deleted: placeholders, and folders on them."""
+    """Problems with places that would lose work when the machines are deleted: placeholders and local folders."""
     problems = []
     for key, place in places.items():
         on_disk = data_disk and key.startswith("data.") and (place or "").startswith(f"{DISK_FOLDER}/")

@@ -1,4 +1,4 @@
-"""One external command: what a dry run prints and what an execution runs are the same object."""
+"""One external command. A dry run prints the same object that an execution runs."""
 
 import contextlib
 import json
@@ -18,25 +18,25 @@ from typing import Any
 from tomat.base.errors import TomatError
 
 KEPT_LINES = 30
-"""Last lines of a shown command's output that are kept for the error message."""
+"""Number of last output lines of a shown command that are kept for the error message."""
 TIMEOUT_STATUS = 124
-"""Status of a command that ran past its time, as of coreutils' `timeout`."""
+"""Status of a command that ran past its time, as in coreutils' `timeout`."""
 _ERROR_OF_OPERATION = re.compile(r"^(?P<error>ERROR: \(\S+\)) (?P<json>\{$.*?^\})$", re.MULTILINE | re.DOTALL)
-"""How gcloud prints what a long operation ended with: code and message, over several lines."""
+"""gcloud's report of the error of a long operation: code and message, over several lines."""
 _OF_A_WORKER = "##### "
-"""Begins gcloud's line about a host whose command failed, below what the command said itself."""
+"""Start of gcloud's line about a host whose command failed. It follows the output of the command itself."""
 
 
 @dataclass(frozen=True)
 class Command:
     purpose: str
-    """What it is for, in a few words; the comment above it in a dry run."""
+    """The purpose of the command in a few words; a dry run prints it as a comment above the command."""
     argv: tuple[str, ...]
     timeout_seconds: float
     quiet: bool = False
-    """Its output is read by tomat and not shown."""
+    """tomat reads the output of the command and does not show it."""
     folder: str | None = None
-    """Where it runs; None: here."""
+    """The folder where the command runs; None: the current one."""
     stdin: str = ""
 
     @property
@@ -48,7 +48,7 @@ class Command:
 @dataclass(frozen=True)
 class Result:
     status: int
-    """Its exit status; 124 where it ran past its time."""
+    """The exit status of the command; 124 if it ran past its time."""
     output: str
     """Standard output of a quiet command; of a shown one the last lines of both streams."""
     errors: str = ""
@@ -59,7 +59,7 @@ class Result:
 
     @property
     def last_line(self) -> str:
-        """What it said of its failure: gcloud's line of the error, which advice may follow, or the last line."""
+        """The message of a failure: gcloud's line with the error (advice may follow it), or the last line."""
         said = _ERROR_OF_OPERATION.sub(_of_operation, self.errors or self.output)
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR: ")]
@@ -80,12 +80,12 @@ def require_program(name: str, where_from: str) -> None:
 
 
 def run_command(command: Command) -> Result:
-    """Run a command to its end, showing its output as it comes unless it is quiet. Past its time it is killed with all
-    that it has started: gcloud leaves its ssh to a host that hangs, and that would keep the output open for hours."""
+    """Run a command to its end and show its output as it comes, unless it is quiet. After its time it is killed with
+    all its children: gcloud leaves its ssh to a hung host running, which would keep the output open for hours."""
     streams: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "cwd": command.folder}
     streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE if command.quiet else subprocess.STDOUT}
     streams["stdin"] = subprocess.PIPE if command.quiet else subprocess.DEVNULL
-    # A session of its own: what gcloud starts is in its group, and Ctrl-C ends the launcher first, which ends these.
+    # In a session of its own, gcloud's children are in its group. Ctrl-C only reaches the launcher, which kills them.
     with subprocess.Popen(command.argv, start_new_session=True, **streams) as process:
         try:
             return _quietly(command, process) if command.quiet else _shown(command, process)
@@ -113,7 +113,7 @@ def _shown(command: Command, process: subprocess.Popen[str]) -> Result:
         assert process.stdout is not None
         for line in process.stdout:
             kept.append(line)
-            # That nobody can read it any more does not end the command.
+            # A closed output does not end the command.
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.write(line)
                 sys.stdout.flush()
@@ -126,7 +126,7 @@ def _shown(command: Command, process: subprocess.Popen[str]) -> Result:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """With everything in its group; not once it has been waited for, when its number may be another's."""
+    """Kill a process with its group, unless it has been waited for: then its id may belong to another process."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

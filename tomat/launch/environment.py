@@ -1,5 +1,5 @@
 """`--env_file`: variables of the training's environment that no log, command line or configuration may show.
-`python -m tomat.launch.environment FILE OUTPUT` writes them anew, for the shell of the hosts."""
+`python -m tomat.launch.environment FILE OUTPUT` writes them in a form for the shell of the hosts."""
 
 import os
 import re
@@ -18,19 +18,19 @@ from tomat.base.reporting import writing
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _LINE = re.compile(r"[ \t]*(?:export[ \t]+)?(?P<name>[^= \t]+)=(?P<value>.*)", re.DOTALL)
 _WORDS = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|[^'\"\\ \t]", re.DOTALL)
-"""What a value is put together from, as in a shell: quoted parts, and single characters, a backslash before them."""
+"""A part of a value, as in a shell: a quoted part, or a single character, perhaps with a backslash before it."""
 BLANKS = " \t"
-"""What a shell ends a word at, of all white space that Unicode has."""
+"""White space that ends a word in a shell; other Unicode white space does not."""
 _ESCAPED = '"\\$`'
-"""What a backslash escapes in double quotes."""
+"""The characters that a backslash escapes in double quotes."""
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    r"""The variables of a UTF-8 file, each value as a text: nothing in it is run or unfolded.
+    r"""The variables of a UTF-8 file. Each value is plain text: nothing in it is run or expanded.
 
-    Lines are `NAME=VALUE` or `export NAME=VALUE`, which may end as on Windows, empty, or begin with `#`. A value may
-    stand in quotes, whole or in parts, as for a shell: nothing is special in single ones, a backslash before `"`, `\`,
-    `$` and a backquote in double ones. What follows ` #` is a comment.
+    A line is `NAME=VALUE`, `export NAME=VALUE`, empty, or begins with `#`. Windows line ends are allowed. A value or
+    parts of it may be quoted as in a shell: nothing is special in single quotes; in double quotes a backslash escapes
+    `"`, `\`, `$` and a backquote. Text after ` #` is a comment.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
@@ -39,7 +39,7 @@ def read_env_file(path: Path) -> dict[str, str]:
     if tracked.returncode == 0:
         raise TomatError(f"{path} is in git; take it out (`git rm --cached {path}`), and change the secrets it holds.")
     found: dict[str, str] = {}
-    # Not `splitlines`, which ends a line at U+2028, at a form feed and at others that a value may hold.
+    # Not `splitlines`: it also ends a line at U+2028, a form feed and other characters that a value may contain.
     for number, line in enumerate(read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         where = f"{path}: line {number}"
         try:
@@ -87,7 +87,7 @@ def shell_text(variables: Mapping[str, str]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Write the variables of one file to another, which nobody else may read; returns the exit status."""
+    """Write the variables of one file to another that only the user can read; returns the exit status."""
     source, target = map(Path, argv)
     try:
         text = shell_text(read_env_file(source))

@@ -25,13 +25,13 @@ RUNTIME_VERSIONS: Mapping[str, str] = {
     "v5e": "v2-alpha-tpuv5-lite",
     "v4": "tpu-ubuntu2204-base",
 }
-"""Chip -> software of a TPU VM for JAX (https://cloud.google.com/tpu/docs/runtimes). TPU7x is not there: it is offered
-through GKE only (https://cloud.google.com/tpu/docs/queued-resources)."""
+"""Chip -> software of a TPU VM for JAX (https://cloud.google.com/tpu/docs/runtimes). TPU7x is missing because it is
+only offered through GKE (https://cloud.google.com/tpu/docs/queued-resources)."""
 
 LABEL = "tomat_launch"
-"""Key of the label that says which run and login a slice is of."""
+"""Key of the label that says which run and login a slice belongs to."""
 STOP_SHELL_SECONDS = 15
-"""What `stop` gives a training beyond its own grace, for the shell and slow disks."""
+"""Time that `stop` gives a training beyond its own grace period, for the shell and slow disks."""
 
 
 def accelerator_type(tpu_slice: Slice) -> str:
@@ -53,49 +53,49 @@ def tpu_name_for(run_name: str) -> str:
 
 
 def launch_folder(run_name: str) -> Path:
-    """Here, in the checkout: what is sent, and the logs of the hosts."""
+    """The local folder of a launch, in the checkout: the files that are sent, and the logs of the hosts."""
     return Path("runs") / run_name / "launch"
 
 
 @dataclass(frozen=True)
 class TpuLaunch:
-    """What is launched, and where; the properties and methods are the commands."""
+    """What is launched and where. Most properties and methods are the commands of the launch."""
 
     run_name: str
     slice_name: str
     zone: str
     tpu_name: str
-    """Name of the TPU VM; a queued resource gets it with `-qr` behind."""
+    """Name of the TPU VM. Its queued resource has the same name with `-qr` at the end."""
     output_dir: str
     pack: Pack
     project: str | None = None
-    """None: gcloud's own."""
+    """None: the project that gcloud is configured with."""
     grace_seconds: float = 25.0
-    """`preemption.grace_seconds` of the run, in which it saves after a SIGTERM."""
+    """`preemption.grace_seconds` of the run: the time in which it saves after a SIGTERM."""
     queued_resource: bool = False
     spot: bool = False
     reserved: bool = False
     service_account: str | None = None
-    """Email of the account that the hosts act as; None: the project's default one of Compute Engine."""
+    """Email of the account that the hosts act as; None: the project's default account of Compute Engine."""
     network: str | None = None
     """None: `default`."""
     subnetwork: str | None = None
     internal_ips: bool = False
-    """No external addresses; then gcloud, too, must run inside the network."""
+    """The hosts have no external addresses. Then gcloud must run inside the network too."""
     labels: Sequence[str] = field(default_factory=tuple)
-    """`KEY=VALUE`, for the bill."""
+    """Labels `KEY=VALUE` on the slice, for billing."""
     with_signal: bool = False
-    """Send one SIGTERM to the training after its first step, to see what comes of it."""
+    """Send one SIGTERM to the training after its first step, to test the orderly stop."""
     label: str = ""
-    """Of the slice: which run and login it is of."""
+    """Value of the slice's label `LABEL`: the run and login it belongs to."""
     unwatched_hours: float | None = 1.0
-    """After which the hosts give the slice back when no launcher looks; None: they never do."""
+    """The hosts give the slice back after this time without a look of a launcher; None: never."""
     boot_software: str | None = None
-    """Runtime version; None: that of `RUNTIME_VERSIONS`."""
+    """Runtime version; None: the one in `RUNTIME_VERSIONS`."""
     env_file: Path | None = None
     data_disk: str | None = None
-    """Full name of a disk that every host has read-only, mounted at `remote.DISK_FOLDER`. The API's version 2 sets
-    nothing of the boot disk but its key, and attaches to many hosts only what none of them writes
+    """Full name of a disk that every host mounts read-only at `remote.DISK_FOLDER`. Version 2 of the API can set only
+    the key of the boot disk, and a disk that is attached to many hosts must be read-only
     (https://cloud.google.com/tpu/docs/setup-persistent-disk)."""
 
     def __post_init__(self) -> None:
@@ -141,21 +141,21 @@ class TpuLaunch:
 
     @property
     def date_record(self) -> list[Command]:
-        """The last one lists the record, and an object of now."""
+        """Two commands: write an empty object now, then list it together with the record."""
         record, now = f"{self.run_url}/{RECORD_FILE}", f"{self.run_url}/{NOW_FILE}"
         write, both = ("cp", "--quiet", "-", now), ("ls", "--long", record, now)
         purpose = "how old the launch's record is, by the bucket's clock"
         return [Command(purpose, ("gcloud", "storage", *words), 120, quiet=True) for words in (write, both)]
 
     def write_record(self, text: str, only_new: bool = False) -> Command:
-        """`only_new`: refused where there is one, as another launcher may have written it a moment ago."""
+        """`only_new`: Google refuses if there is a record already, which another launcher may have just written."""
         condition = ("--if-generation-match=0",) if only_new else ()
         words = ("gcloud", "storage", "cp", "--quiet", *condition, "-", f"{self.run_url}/{RECORD_FILE}")
         return Command("say in the bucket who launches this run", words, 120, quiet=True, stdin=text)
 
     @property
     def stop_grace_seconds(self) -> int:
-        """From SIGTERM to SIGKILL."""
+        """Seconds from SIGTERM to SIGKILL."""
         return math.ceil(self.grace_seconds) + STOP_SHELL_SECONDS
 
     @property
@@ -166,7 +166,7 @@ class TpuLaunch:
         return f"its hosts stop the training in good order and give the slice back {said}15 min after its end"
 
     def write_watchdog(self, cap_seconds: float | None) -> None:
-        """The start-up script of the next slice; `cap_seconds` from its first boot to the cap."""
+        """Write the start-up script of the next slice. `cap_seconds` is the time from its first boot to the cap."""
         hours = self.unwatched_hours
         text = watchdog_script(
             self.delete.argv,
@@ -178,7 +178,7 @@ class TpuLaunch:
 
     @property
     def sent_environment(self) -> Path:
-        """What `env_file` is written to on its way to the hosts; readable by nobody else."""
+        """A temporary copy of `env_file` on its way to the hosts; only the user can read it."""
         return self.folder / ENV_FILE
 
     def _gcloud(self, purpose: str, *words: str, timeout_seconds: float = 600, quiet: bool = False) -> Command:
@@ -231,7 +231,7 @@ class TpuLaunch:
 
     @property
     def send_pack(self) -> Command:
-        """The name is the content, so what is there already is the same."""
+        """Send the pack. Its name is the hash of its content, so an existing object is the same and stays."""
         words = ("gcloud", "storage", "cp", "--quiet", "--no-clobber", str(self.pack.path), self.pack_url)
         return Command(f"keep what runs beside the run: {self.pack.words}", words, 600)
 
@@ -241,8 +241,8 @@ class TpuLaunch:
         if self.env_file is not None:
             sent, target = str(self.sent_environment), f"{self.tpu_name}:{FOLDER}/{ENV_FILE}"
             module = (sys.executable, "-m", "tomat.launch.environment", str(self.env_file), sent)
-            # -p: readable by nobody else there either, as `environment.py` demands it here. Host by host: to several at
-            # once gcloud copies only if the ssh agent, where there is one with keys, has its own key, too.
+            # -p keeps the mode, so that only the user can read the copy. Host by host: if an ssh agent has keys, gcloud
+            # copies to several hosts at once only if gcloud's own key is among them.
             copies = [
                 self._copy(f"send the environment to host {host}", sent, target, f"--worker={host}", "--scp-flag=-p")
                 for host in range(self.slice.n_hosts)
@@ -283,8 +283,8 @@ class TpuLaunch:
         return self._on_all_hosts("stop what is left of the training", remote.stop_script(self.stop_grace_seconds), 600)
 
     def logs(self, attempt: int) -> list[Command]:
-        """Copy every host's log here, under the number of the attempt; gcloud copies from one host at a time, and tries
-        ten times, in 50 s where a host refuses at once."""
+        """Copy every host's log to the local folder, with the attempt in its name. gcloud copies from one host at a
+        time and tries ten times, which takes 50 s if a host refuses at once."""
         commands = []
         for host in range(self.slice.n_hosts):
             paths = f"{self.tpu_name}:{FOLDER}/{remote.LOG_FILE}", f"{self.folder}/attempt-{attempt}-host-{host}.log"

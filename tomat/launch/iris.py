@@ -1,7 +1,7 @@
-"""The Iris form of a launch, for those who share a Marin cluster.
+"""The Iris form of a launch, for users of a shared Marin cluster.
 
-Iris restarts a job by itself: machines that are taken away do not count (up to 1,000 times), failures up to
-`--max-retries`. Options as of marin-iris 0.2.227.dev40316220070, `iris job run --help`.
+Iris restarts a job by itself: after a preemption up to 1,000 times, after a failure up to `--max-retries` times. The
+options are those of `iris job run --help` in marin-iris 0.2.227.dev40316220070.
 """
 
 import shutil
@@ -18,12 +18,12 @@ from tomat.launch.gcloud import accelerator_type, runtime_version
 from tomat.launch.pack import Pack
 
 PINNED_VERSION = "0.2.227.dev40316220070"
-"""Of marin-iris, which the options below belong to."""
+"""Version of marin-iris that has the options below."""
 
 
 def workspace(pack: Pack) -> Path:
-    """Where the pack lies unpacked for Iris, which sends the folder that it is called in. Outside of every checkout,
-    where it would send what git tracks."""
+    """The folder where the pack is unpacked for Iris, which sends the folder it is called in. It is outside of every
+    checkout, because inside one Iris would send the files that git tracks."""
     return Path(tempfile.gettempdir()) / f"tomat-pack-{pack.sha256[:16]}"
 
 
@@ -48,16 +48,16 @@ def iris_command(
     max_failures: int = 5,
     max_hours: float | None = None,
 ) -> Command:
-    """The job that trains the pack on one slice of a cluster, run where it is unpacked. Of `max_failures` that are
-    retried a refused input (status 2) is one, since Iris does not tell statuses apart; each such retry ends within a
-    minute."""
+    """The command for a job that trains the pack on one slice of a cluster, run in the unpacked folder. Iris does not
+    tell exit statuses apart, so it also retries a refused input (status 2) `max_failures` times; each of these retries
+    ends within a minute."""
     from fray.types import ResourceConfig
 
     tpu_slice = slice_named(slice_name)
     runtime_version(tpu_slice)
     kind = accelerator_type(tpu_slice)
     try:
-        # Half of a host's cores and memory, which is Marin's own default for training (fray 0.2.227).
+        # Half of a host's cores and memory: Marin's own default for training (fray 0.2.227).
         resources = ResourceConfig.with_tpu(kind)
     except ValueError as error:
         raise TomatError(f"Iris does not know the slice '{slice_name}': {error}") from error

@@ -1,4 +1,4 @@
-"""The slice of a launch: had in the first zone that has it, known by its label, given back whatever happens."""
+"""The slice of a launch: taken in the first zone that has one, recognized by its label, and always given back."""
 
 import contextlib
 import time
@@ -13,18 +13,18 @@ from tomat.launch.policy import Ending, RestartPolicy
 from tomat.launch.prices import MARGIN_SECONDS
 
 LOST_STATES = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "absent"})
-"""States of a TPU VM that it does not come back from by itself; the others (READY apart) pass.
+"""States that a TPU VM does not leave by itself for READY. The other states, except READY, are temporary.
 https://cloud.google.com/python/docs/reference/tpu/latest/google.cloud.tpu_v2.types.Node.State"""
 PASSING_STATES = frozenset({"DELETING", "STOPPING", "SUSPENDING"})
-"""Lost, but still being taken apart: nothing of that name can be created or deleted now."""
+"""States of a lost slice that is still being removed: nothing of that name can be created or deleted now."""
 LOST_QUEUE_STATES = frozenset({"FAILED", "SUSPENDING", "SUSPENDED", "DELETING", "absent"})
-"""States of a queued resource that it does not come back from (https://cloud.google.com/tpu/docs/queued-resources)."""
+"""States of a queued resource that never leads to a slice (https://cloud.google.com/tpu/docs/queued-resources)."""
 NOT_YET_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "FAILED"})
-"""Of a queued resource that has given nothing so far."""
+"""States of a queued resource that has not given a slice so far."""
 
 
 class Clock:
-    """Time as this machine has it. The tests have another."""
+    """The clock of this machine. Tests replace it."""
 
     def now(self) -> float:
         """Unix time."""
@@ -36,7 +36,7 @@ class Clock:
 
 @dataclass
 class Machine:
-    """What is held of Google for one launch."""
+    """The slice that is held at Google for one launch."""
 
     launch: TpuLaunch
     policy: RestartPolicy
@@ -44,26 +44,26 @@ class Machine:
     say: Callable[[str], None]
     clock: Clock
     zones: Sequence[str] = ()
-    """Where to ask, in turn; empty: where `launch` says."""
+    """Zones to ask in turn; empty: only the zone of `launch`."""
     max_hours: float | None = None
-    """With a slice; None: no cap."""
+    """Cap on the hours with a slice; None: no cap."""
     held_seconds: float = 0.0
-    """With a slice, before `held_since`."""
+    """Seconds with a slice before `held_since`."""
     held_since: float | None = None
     """Unix time since when there may be a slice, which is paid for; None: there is none."""
     created: int = 0
-    """Slices that were asked for here: what is installed on one is not on the next."""
+    """Number of slices asked for by this launcher. A new slice has nothing installed."""
     unanswered: str = ""
-    """What gcloud said last instead of an answer."""
+    """The last error that gcloud gave instead of an answer."""
     changed: Callable[[], None] = field(default=lambda: None)
     """Called when a slice is asked for, or is gone."""
     looked: Callable[[], None] = field(default=lambda: None)
-    """Called again and again while a slice is waited for."""
+    """Called repeatedly while waiting for a slice."""
 
     absent_at: float | None = None
-    """Unix time when there was none yet, at the last look: one that Google's queue gives may be there since then."""
+    """Unix time of the last look that found no slice. A slice from Google's queue may exist since then."""
     asked: bool = False
-    """There may be something to give back."""
+    """A slice or a queued resource was asked for, so there may be something to give back."""
 
     @property
     def held(self) -> bool:
@@ -75,7 +75,7 @@ class Machine:
 
     @property
     def left_seconds(self) -> float | None:
-        """Until the cap; None where there is none."""
+        """Seconds until the cap; None without a cap."""
         return None if self.max_hours is None else self.max_hours * 3600 - self.used_seconds
 
     @property
@@ -85,7 +85,7 @@ class Machine:
     def _hold(self) -> None:
         if self.held_since is None:
             now, hours = self.clock.now(), self.launch.unwatched_hours
-            longest = now if hours is None else 3600 * hours  # after which its hosts have given it back
+            longest = now if hours is None else 3600 * hours  # unwatched for longer, its hosts have given it back
             self.held_since = now if self.absent_at is None else max(self.absent_at, now - longest)
             self.changed()
 
@@ -96,13 +96,13 @@ class Machine:
             self.changed()
 
     def leave(self, why: str) -> None:
-        """Touch the slice no more, and refuse to go on."""
+        """Raise an error and never touch the slice again."""
         self.asked, self.held_since = False, None
         raise TomatError(why)
 
     def state(self) -> str:
-        """Of the slice: a state, `absent`, or `unknown` where the question was not answered. A slice that is not this
-        launch's is refused, and left alone."""
+        """The state of the slice: Google's word, `absent`, or `unknown` if there was no answer. A slice that does not
+        belong to this launch is an error and is left alone."""
         said, label = self._ask(self.launch.machine_state)
         if said not in {"absent", "unknown", *PASSING_STATES} and label != self.launch.label:
             self._released()
@@ -129,7 +129,7 @@ class Machine:
         return "unknown", ""
 
     def get(self) -> tuple[Ending, str] | None:
-        """Get the slice to READY, creating it where it is not there; an ending if it cannot be had now."""
+        """Wait until the slice is READY, creating it if needed. Returns an ending if no slice can be had now."""
         silent = stuck = 0
         began = self.clock.now()
         refused: list[str] = []
@@ -145,11 +145,11 @@ class Machine:
                 raise self.unreachable(silent)
             queue, why = self._ask(self.launch.queue_state) if self.launch.queued_resource else ("absent", "")
             waiting = self.launch.queued_resource and queue not in LOST_QUEUE_STATES and state == "absent"
-            if state == "absent" and queue in NOT_YET_STATES:  # for as long as it takes
+            if state == "absent" and queue in NOT_YET_STATES:  # wait for as long as it takes
                 began = self.absent_at = self.clock.now()
             elif queue not in ("absent", "unknown"):
-                self._hold()  # until it was taken away, where it is gone again
-            elif queue == state == "absent" and self.asked:  # its hosts have given it back
+                self._hold()  # also if the slice was taken away again: it was held until then
+            elif queue == state == "absent" and self.asked:  # the hosts have given the slice back
                 self._hold()
                 self._released()
             passing = state in PASSING_STATES or queue in PASSING_STATES
@@ -182,12 +182,12 @@ class Machine:
             self.launch = replace(self.launch, zone=self.zones[(at + 1) % len(self.zones)])
 
     def _create(self) -> tuple[Ending, str] | None:
-        """Ask for a slice; an ending where there is none now. One that takes long may still come."""
+        """Ask for a slice. Returns an ending if there is none now. After a timeout the slice may still come."""
         left = self.left_seconds
         self.launch.write_watchdog(None if left is None else left - MARGIN_SECONDS / 3)
         self.asked, self.absent_at = True, self.clock.now()
         self.created += 1
-        if self.launch.queued_resource:  # which may wait for days, at no price
+        if self.launch.queued_resource:  # it may wait for days, at no cost
             self.changed()
         else:
             self._hold()
@@ -198,7 +198,7 @@ class Machine:
         meaning = refusal(said)
         if meaning is Refusal.EXISTS:
             return None
-        # What has failed may have left something, or only its answer is lost; what is not there costs nothing.
+        # A failed request may have left something, or only its answer was lost. If nothing is there, it costs nothing.
         may_be_there = meaning is not Refusal.LOGIN and (self.launch.queued_resource or self.state() != "absent")
         if may_be_there and not self.give_back():
             return None
@@ -210,7 +210,7 @@ class Machine:
         raise TomatError(f"{ended}. Check zone, project, quota and name; nothing was started.")
 
     def _failed(self, why: str) -> tuple[Ending, str]:
-        """What a queued resource that failed, and is given back, means; asked again at once it would fail again."""
+        """The ending for a queued resource that failed and was given back. An immediate retry would fail again."""
         self._refuse_final(why)
         if why and refusal(why) is not Refusal.NO_CAPACITY:
             raise TomatError(f"the queued resource failed: {why}. Mend that; nothing was started.")
@@ -221,14 +221,14 @@ class Machine:
             raise TomatError(f"{quota_words(said, self.launch.project)}; nothing was started.")
 
     def unreachable(self, silent: int) -> TomatError:
-        """gcloud answers nobody here any more; what the hosts do then is theirs."""
+        """The error for a gcloud that does not answer any more. The hosts then act on their own."""
         said = f"`{self.launch.machine_state.line}` failed {silent} times in a row: {self.unanswered}"
         left = self.launch.unwatched_words if self.held else "no slice is known to be held"
         return TomatError(f"{said}. Check the network and `gcloud auth list`; {left}, and the same command goes on.")
 
     def give_back(self) -> bool:
-        """Whether the slice is gone; says what to do where it is not."""
-        # gcloud itself may not start any more.
+        """Delete the slice. Returns whether it is gone, and tells the user what to do if it is not."""
+        # OSError: gcloud itself may not start any more.
         with contextlib.suppress(OSError):
             result = self.run(self.launch.delete)
             said = (result.output + result.errors).lower()

@@ -1,7 +1,7 @@
-"""What a launch runs, packed once: the files of a checkout, the configuration and the words behind it, in one archive.
+"""The pack of a launch: one archive with the files of a checkout, the configuration and the arguments after it.
 
-Its name is its hash. It lies in the bucket beside the run, and every start of every host takes it from there, whatever
-the checkout has become by then.
+Its name is its hash. It lies in the bucket beside the run. Every host takes it from there at every start, so later
+changes to the checkout have no effect.
 """
 
 import gzip
@@ -20,12 +20,12 @@ from tomat.base.reporting import counted, write_bytes
 from tomat.base.shipped import PACK_FILE
 
 CONFIG_FOLDER = "tomat-launch"
-"""In a pack: holds the configuration as it was, under its own name."""
+"""Folder in a pack that holds the configuration unchanged, under its own name."""
 NO_COMMIT = "uncommitted"
 OWN_FOLDER = "runs/"
-"""What tomat itself writes into a checkout, and never sends."""
+"""Folder that tomat itself writes into a checkout. It is never sent."""
 MAX_MEGABYTES = 300
-"""Of all files of a pack; a checkout of tomat has 29. More are data, which belong in the bucket and in `.gitignore`."""
+"""Largest sum of a pack's files; a checkout of tomat has 29. Beyond are data, for the bucket and `.gitignore`."""
 _COMPRESSION = 6
 
 
@@ -33,14 +33,14 @@ _COMPRESSION = 6
 class Tree:
     root: Path
     commit: str
-    """As `git describe --always` says it; `NO_COMMIT` where there is none."""
+    """Output of `git describe --always`; `NO_COMMIT` where there is no commit."""
     files: tuple[str, ...]
-    """Tracked ones, and those that are neither tracked nor ignored; seen from the root."""
+    """Tracked files, and files that are neither tracked nor ignored, relative to the root."""
     changed: tuple[str, ...]
 
     @property
     def problem(self) -> str | None:
-        """Why it is not sent without `--allow_dirty`; None of a commit as it is."""
+        """Why the tree is not sent without `--allow_dirty`; None if it is exactly a commit."""
         if self.commit == NO_COMMIT:
             return "this checkout has no commit yet; commit its files or give --allow_dirty."
         if not self.changed:
@@ -57,7 +57,7 @@ class Pack:
     commit: str
     dirty: bool
     config_path: str
-    """Of the configuration, inside."""
+    """Path of the configuration inside the pack."""
     overrides: tuple[str, ...]
     """What follows the configuration on the training's command line."""
 
@@ -72,8 +72,8 @@ def _git(root: Path, *words: str) -> str | None:
 
 
 def read_tree(root: Path, config_path: Path, leave_out: Collection[Path] = ()) -> Tree:
-    """The checkout whose root is `root`, without the files `leave_out`: secrets and reports are no part of a run. The
-    configuration is no change either, since it is packed as it is, and recorded whole by the run."""
+    """The checkout at `root`, without the files `leave_out` (secrets and reports are not part of a run). An edited
+    configuration does not count as a change, because it is packed as it is and the run records all of it."""
     own = {os.path.relpath(path, root) for path in leave_out}
     configuration = os.path.relpath(config_path, root)
 
@@ -90,8 +90,8 @@ def read_tree(root: Path, config_path: Path, leave_out: Collection[Path] = ()) -
 
 
 def build_pack(tree: Tree, config_path: Path, overrides: Sequence[str], target: Path) -> Pack:
-    """Write the archive to `target`. The same files, configuration and words make the same bytes: in order of their
-    names, without times or owners."""
+    """Write the archive to `target`. The same files, configuration and arguments give the same bytes: members are
+    sorted by name and have no times or owners."""
     inside = f"{CONFIG_FOLDER}/{config_path.name}"
     members: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
 
@@ -127,7 +127,7 @@ def build_pack(tree: Tree, config_path: Path, overrides: Sequence[str], target: 
         said = f"the files of this checkout have {total / 1e6:.0f} MB (the largest is {largest})"
         raise TomatError(f"{said}, and at most {MAX_MEGABYTES} MB are sent; data belong in the bucket and .gitignore.")
     buffer = io.BytesIO()
-    # mtime: the header of gzip would else hold the time.
+    # mtime=0: the gzip header would otherwise contain the current time.
     with (
         gzip.GzipFile("", "wb", _COMPRESSION, buffer, mtime=0) as file,
         tarfile.open(fileobj=file, mode="w") as archive,

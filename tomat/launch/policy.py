@@ -1,4 +1,4 @@
-"""When a launch tries again, and when it stops trying: how attempts end, and what counts as health."""
+"""How the attempts of a launch end, which attempts are healthy, and when the launch tries again or stops."""
 
 import enum
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ WAITED_FOR = FAILURES - {Ending.HOST_LOST} | {Ending.NO_CAPACITY}
 
 def judge(statuses: list[str]) -> tuple[Ending, str]:
     said = f"exit status {', '.join(statuses)}"
-    # Before a refusal by another host, which may come of the same fault; if not, the next attempt shows it.
+    # A storage fault comes before another host's refusal, which may follow from it; if not, the next attempt shows it.
     causes = {RETRY_STATUS: Ending.STORAGE_FAULT, REFUSED_STATUS: Ending.REFUSED, LOST_STATUS: Ending.HOST_LOST}
     if found := [ending for status, ending in causes.items() if str(status) in statuses]:
         return found[0], said
@@ -41,26 +41,26 @@ def judge(statuses: list[str]) -> tuple[Ending, str]:
 class RestartPolicy:
     max_restarts: int = 200
     max_failures: int = 5
-    """Attempts in a row, each with fewer than `healthy_steps`."""
+    """The launch ends after this many attempts in a row with fewer than `healthy_steps` each."""
     max_without_step: int = 2
-    """Attempts in a row without a single step; machines that were taken away meanwhile count for none."""
+    """The launch ends after this many attempts in a row without a step; those that lost their machines do not count."""
     healthy_steps: int = 50
     backoff_seconds: float = 30.0
-    """Wait after the first failure or refused request for machines; doubles with each further one."""
+    """Wait after the first failure or refused request for machines. Each further one doubles it."""
     max_backoff_seconds: float = 900.0
     quick_seconds: float = 600.0
-    """A failure that came sooner after the start is a quick one: what it needs is mostly another machine."""
+    """A failure within this time after the start is a quick one. It mostly needs another machine."""
     quick_failures: int = 2
-    """Quick failures in a row on one slice after which it is replaced, whatever the logs say."""
+    """The slice is replaced after this many quick failures in a row, whatever the logs say."""
     poll_seconds: float = 30.0
     straggler_seconds: float = 120.0
-    """How long other hosts may go on after one has ended; then they are stopped."""
+    """How long the other hosts may go on after one host has ended. Then they are stopped."""
     unreachable_polls: int = 10
     """Unanswered questions in a row after which an attempt counts as failed."""
     log_seconds: float = 600.0
-    """Between two collections of the logs, which a preempted machine takes with it."""
+    """Time between two collections of the logs, since a preempted machine loses its logs."""
     creation_seconds: float = 3600.0
-    """A slice that is neither ready nor gone for so long is given back."""
+    """A slice that is neither ready nor gone after this time is given back."""
 
     @property
     def words(self) -> str:
@@ -80,16 +80,16 @@ class RestartPolicy:
 
 @dataclass
 class Health:
-    """What the attempts of a launch have come to: steps, not minutes, since a start that hangs for half an hour costs
-    as much as one that trains."""
+    """Counts the failed attempts of a launch. Progress is measured in steps and not in minutes, because a start that
+    hangs for half an hour costs as much as one that trains."""
 
     policy: RestartPolicy
     short: int = 0
     without_step: int = 0
     failures: int = 0
-    """In a row, as far as none was healthy: for the wait."""
+    """Failures since the last healthy attempt; they set the wait."""
     unlucky: int = 0
-    """Requests for machines in a row that were refused."""
+    """Number of refused requests for machines in a row."""
 
     def count(self, ending: Ending, steps: int) -> None:
         if ending is Ending.NO_CAPACITY:
@@ -108,12 +108,12 @@ class Health:
             self.without_step += 1
 
     def replaced(self) -> None:
-        """After quick failures on one slice the next attempt, on another, decides whether the slice was at fault."""
+        """Allow one more attempt after the slice was replaced: it shows whether the old slice was at fault."""
         self.without_step = min(self.without_step, self.policy.max_without_step - 1)
 
     @property
     def verdict(self) -> str | None:
-        """Why there is no further attempt; None: there is."""
+        """Why there is no further attempt; None: there is one."""
         policy = self.policy
         if self.without_step >= policy.max_without_step:
             return f"{counted(self.without_step, 'attempt')} in a row without a step"

@@ -1,4 +1,4 @@
-"""What a chip-hour costs, as far as it is published, and the caps of a launch that follow from it."""
+"""Published prices of a chip-hour, and the caps of a launch that follow from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from tomat.base.errors import TomatError
 from tomat.hardware.chips import Slice
 
 READ_ON = "2026-11-27"
-# skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv at 006059e0, from Google's price list: prices of whole slices,
-# divided by their chips. Google's page is https://cloud.google.com/tpu/pricing.
+# Source: skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv at 006059e0, which is from Google's price list. Prices
+# are those of whole slices divided by their chips. Google's page is https://cloud.google.com/tpu/pricing.
 
 CHIP_HOUR_USD: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "v6e": {
@@ -50,26 +50,26 @@ CHIP_HOUR_USD: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "us-west4": (1.2, 0.48),
     },
 }
-"""Chip and region -> US dollars for an hour of one chip, on demand and spot. Spot prices change up to once a day
-(https://cloud.google.com/spot-vms/pricing); contracts have their own."""
+"""Chip -> region -> US dollars for an hour of one chip, (on demand, spot). Spot prices change up to once a day
+(https://cloud.google.com/spot-vms/pricing). Prices under a contract differ."""
 
 MARGIN_SECONDS = 180.0
-"""Before a cap, for stopping in good order and giving back."""
+"""Time before a cap for stopping the training in good order and giving the slice back."""
 
 
 @dataclass(frozen=True)
 class Caps:
-    """Where a launch ends, however far it is. Counted while there is a slice."""
+    """Limits that end a launch, however far the training is. Only time with a slice counts."""
 
     price: float | None
     """US dollars for a chip-hour; None: not known."""
     price_is: str
     max_hours: float | None = None
     max_cost: float | None = None
-    """US dollars, of the chips alone."""
+    """US dollars, for the chips alone."""
 
     def hours(self, tpu_slice: Slice) -> float | None:
-        """Hours with a slice that either cap allows; None where there is none."""
+        """Hours with a slice that both caps allow; None without a cap."""
         by_cost = None
         if self.max_cost is not None and self.price is not None:
             by_cost = self.max_cost / (self.price * tpu_slice.n_chips)
@@ -99,7 +99,7 @@ def caps_of(
     max_cost: float | None = None,
     price: float | None = None,
 ) -> Caps:
-    """The caps of a launch; `price` is the user's own, of a chip-hour. A cost without a price is refused."""
+    """The caps of a launch. `price` is the user's own, of a chip-hour. A cap on cost needs a known price."""
     price_is = "as given"
     if price is None:
         found = CHIP_HOUR_USD.get(tpu_slice.chip.name, {}).get(zone.rpartition("-")[0])

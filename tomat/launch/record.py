@@ -1,7 +1,7 @@
-"""Who launches a run, with which pack, and what was held for it: `launch.json`, in the bucket beside the run.
+"""The record of a launch, `launch.json` in the bucket beside the run: launcher, pack, and time with a slice.
 
-It outlives the laptop and the slice, so that another start of the same command goes on with the same launch, and one by
-another login finds out that it is somebody else's. How old it is, the bucket alone says: clocks of laptops differ.
+The record outlives the laptop and the slice. Another start of the same command continues the launch, and a start by
+another login sees that it belongs to somebody else. Its age is read from the bucket, as clocks of laptops differ.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from tomat.launch.pack import Pack
 
 RECORD_FILE = "launch.json"
 NOW_FILE = "launch.now"
-"""An empty object beside it, written to see what time it is in the bucket."""
+"""An empty object beside `RECORD_FILE`, written to get the current time of the bucket."""
 _LISTED = re.compile(
     rf"^\s*\d+\s+(?P<time>\S+)\s+gs://\S*/(?P<name>{re.escape(RECORD_FILE)}|{re.escape(NOW_FILE)})$", re.M
 )
-"""As `gcloud storage ls --long` lists objects: bytes, creation time, URL
+"""A line of `gcloud storage ls --long`: bytes, creation time, URL
 (https://cloud.google.com/sdk/gcloud/reference/storage/ls)."""
 WATCHED_SECONDS = 600
-"""A launcher that has renewed its record within this time is at work; it does so every `RENEW_SECONDS`."""
+"""A launcher that has renewed its record within this time is still running. It renews it every `RENEW_SECONDS`."""
 RENEW_SECONDS = 240
 
 
@@ -38,12 +38,12 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One launch of a run, from its first slice to its end."""
 
     login: str
-    """Google account, and the user on the hosts."""
+    """Google account and user on the hosts, as `Login` writes them."""
     machine: str
     seen: float
-    """Unix time of the launcher's last sign of life, by its machine's clock, as `held_since`."""
+    """Unix time of the launcher's last sign of life, by the clock of its machine, like `held_since`."""
     watching: bool = True
-    """False: it has stopped, and said so."""
+    """False: the launcher has stopped and recorded that."""
     sha256: str
     commit: str
     dirty: bool
@@ -52,11 +52,11 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     tpu_name: str
     zone: str
     held_seconds: float = 0.0
-    """For which there was a slice, up to `held_since`."""
+    """Seconds with a slice before `held_since`."""
     held_since: float | None = None
-    """Unix time since when there is one."""
+    """Unix time since when there is a slice; None if there is none."""
     asked: bool = False
-    """One may come, or have come since: Google's queue has been asked for it."""
+    """A slice was asked for, so it may come, or may have come since."""
     endings: list[str] = []
     ended: str | None = None
     """Why the launch is over; None while it is not."""
@@ -69,12 +69,12 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode() + "\n"
 
     def pack(self, path: Path) -> Pack:
-        """What runs; `path` is where its archive would be written here."""
+        """The pack of this launch; `path` is where its archive would be written on this machine."""
         return Pack(path, self.sha256, self.commit, self.dirty, self.config_path, tuple(self.overrides))
 
     def held(self, age: float, unwatched_seconds: float) -> float:
-        """Seconds with a slice so far, of a record of that age. What was held when its launcher fell silent is counted
-        for as long as its hosts keep it then, at most."""
+        """Seconds with a slice so far, if the record is `age` seconds old. A slice whose launcher is silent counts for
+        at most `unwatched_seconds` more, because its hosts then give it back."""
         if self.held_since is None:
             return self.held_seconds
         return self.held_seconds + max(0.0, self.seen + min(age, unwatched_seconds) - self.held_since)
@@ -86,7 +86,7 @@ class Login:
     user: str
     """The name that gcloud's ssh logs in with."""
     machine: str
-    """Its name and the checkout: two launchers of one machine are two, and keep their logs and packs apart."""
+    """Name of the machine and the checkout. Launchers of two checkouts differ, and keep separate logs and packs."""
 
     @classmethod
     def here(cls, account: str) -> "Login":
@@ -96,7 +96,7 @@ class Login:
         return f"{self.account} as {self.user}"
 
     def label(self, run_url: str) -> str:
-        """What a slice of this run and login is labelled with (lower-case letters, digits, `-`; at most 63)."""
+        """The label of a slice of this run and login: at most 63 lower-case letters, digits and `-`."""
         of_both = hashlib.sha256(f"{run_url}\0{self}".encode()).hexdigest()[:12]
         return f"{of_both}-{re.sub('[^a-z0-9]+', '-', self.user.lower()).strip('-')}"[:63].rstrip("-")
 
@@ -118,7 +118,7 @@ def parse_record(text: str, url: str) -> LaunchRecord:
 
 
 def age_in_bucket(listing: str) -> float:
-    """Seconds between the record and `NOW_FILE`, of a listing of both."""
+    """Age of the record in seconds: the time between the record and `NOW_FILE` in a listing of both."""
     try:
         at = {one["name"]: datetime.datetime.fromisoformat(one["time"]) for one in _LISTED.finditer(listing)}
         return max(0.0, (at[NOW_FILE] - at[RECORD_FILE]).total_seconds())
@@ -128,7 +128,7 @@ def age_in_bucket(listing: str) -> float:
 
 
 def other_launcher(record: LaunchRecord, me: Login, age: float) -> str | None:
-    """Whose launcher is at work on this run, other than this machine's own; None: nobody's."""
+    """Another launcher that is running for this record; None if there is none."""
     if record.ended is not None or not record.watching or record.is_of(me):
         return None
     said = f"{record.login} on {record.machine}, whose launcher looked {age:.0f} s ago"

@@ -1,8 +1,8 @@
-"""What runs on each host of a slice: shell text for starting, asking after and stopping the training there.
+"""Shell scripts that run on each host of a slice: they start, query and stop the training there.
 
-Everything of a launch lies in one folder of the home directory: the pack, its checkout, the log, and `lock`,
-held as long as any process of the training lives, so that neither a recycled process id nor a reboot is mistaken for a
-running one; `pid`, its process group; `status`, written when it ends by itself.
+Everything of a launch lies in one folder of the home directory: the pack, its checkout, the log, `lock`, `pid` (the
+training's process group) and `status` (written when the training ends by itself). `lock` is held as long as any
+process of the training lives, so that neither a recycled process id nor a reboot looks like a running training.
 """
 
 import re
@@ -12,30 +12,30 @@ from collections.abc import Sequence
 from tomat.base.shipped import PACK_HASH_FILE
 
 FOLDER = "tomat-launch"
-"""Below the home directory of every host; only its owner may look into it."""
+"""Folder in the home directory on every host, readable only by its owner."""
 ENV_FILE = "env"
-"""What `--env_file` becomes there. The shell that starts the training reads it; no command line holds its values."""
+"""Name of the `--env_file` on a host. The shell that starts the training reads it; no command line has its values."""
 UV_VERSION = "0.13.9"
-"""Of uv on the hosts: another one may resolve `pyproject.toml` to other packages."""
+"""Version of uv on the hosts: another version may resolve `pyproject.toml` to other packages."""
 LOG_FILE = "train.log"
 ALIVE_FILE = "alive"
-"""Touched by every question of a launcher."""
+"""File that every question of a launcher touches."""
 PACK = "pack.tar.gz"
 DISK_LABEL = "tomat-data"
-"""Of the file system on a disk of one's own. The device's name differs between chips and kinds of disks."""
+"""Label of the file system on a user's data disk. Device names differ between chips and kinds of disks."""
 DISK_FOLDER = f"/mnt/{DISK_LABEL}"
 MOUNT_SCRIPT = (
     f"mountpoint -q {DISK_FOLDER} || {{ sudo mkdir -p {DISK_FOLDER} && "
     f"sudo mount -t ext4 -o ro,noload LABEL={DISK_LABEL} {DISK_FOLDER}; }}"
 )
-"""A disk that is attached read-only to many hosts: its journal cannot be replayed, hence `noload`."""
+"""Mounts a disk that is attached read-only to many hosts. Its journal cannot be replayed, hence `noload`."""
 MAKE_FOLDER_SCRIPT = f"mkdir -p {FOLDER} && chmod 700 {FOLDER} && touch {FOLDER}/{ALIVE_FILE}"
 _STATUS_LINE = re.compile(r"^tomat-status (?P<host>\S+) (?P<state>\S+)(?P<steps>(?: \d+)*)$", re.MULTILINE)
 
 
 def install_script(pack_url: str, sha256: str) -> str:
-    """Takes the pack from the bucket, as whoever the host is there, and installs it with the TPU's packages. An image
-    newer than Ubuntu 22.04 lets pip install nothing for its Python unless told; older pips do not know the word."""
+    """Script that copies the pack from the bucket with the host's account and installs it with the TPU packages. Images
+    newer than Ubuntu 22.04 need PIP_BREAK_SYSTEM_PACKAGES; as a variable, since older pips do not know the flag."""
     return (
         f"set -e; cd {FOLDER}; gcloud storage cp --quiet {shlex.quote(pack_url)} {PACK}; "
         f'echo "{sha256}  {PACK}" | sha256sum --check --quiet -; '
@@ -52,8 +52,8 @@ STATUS_SCRIPT = (
     f"steps=$(grep -aoE '^step [0-9]+/' {LOG_FILE} 2>/dev/null | tr -dc '0-9\\n' | sed -n '1p;$p'); fi; "
     'echo "tomat-status $(hostname) $state" $steps'
 )
-"""Prints `tomat-status HOST STATE [FIRST LAST]`: `running`, `absent` (never started), `gone` (killed) or an exit
-status; and the first and the last step of which the attempt's log has a line, as the first host's has."""
+"""Prints `tomat-status HOST STATE [FIRST LAST]`. STATE is `running`, `absent` (never started), `gone` (killed) or an
+exit status. FIRST and LAST are the first and last step in the attempt's log; only the first host logs steps."""
 
 
 def training_command(config_path: str, overrides: Sequence[str]) -> str:
@@ -65,7 +65,7 @@ PACK_SCRIPT = f'echo "tomat-pack $(hostname) $(cat {FOLDER}/checkout/{PACK_HASH_
 
 
 def give_back_script(delete: Sequence[str]) -> str:
-    """A host deletes its own slice, as its start-up script would; who asked is gone by then."""
+    """A host deletes its own slice, as its start-up script would. The deletion outlives the ssh session."""
     return f"nohup {shlex.join(delete)} </dev/null >/dev/null 2>&1 & sleep 1"
 
 
@@ -73,15 +73,15 @@ _SIGNAL = (
     "if [ ! -e ../signalled ]; then ( exec 9>&-; until grep -qa '^step ' ../{log} 2>/dev/null; do sleep 0.1; done; "
     "touch ../signalled; kill -TERM -- -$$ ) & fi; "
 )
-"""Sends SIGTERM to the training of the host that shows steps, the first, once, after its first step."""
+"""Sends one SIGTERM to the training on the first host (the one whose log has steps), after its first step."""
 
 
 def start_script(
     config_path: str, overrides: Sequence[str], *, with_environment: bool = False, with_signal: bool = False
 ) -> str:
-    """Start the training, with the variables of `ENV_FILE` if asked, in a session of its own, unless it runs already;
-    its end leaves its status behind. The shell around it takes SIGTERM without ending, so that a training that is
-    stopped in good order still has its status written; the child's own handling of the signal is untouched."""
+    """Script that starts the training in its own session unless it runs already, and writes its exit status when it
+    ends. `with_environment` adds the variables of `ENV_FILE`. The shell around the training survives SIGTERM, so that
+    the status is also written after an orderly stop. The training itself handles the signal as usual."""
     command = training_command(config_path, overrides)
     environment = f"set -a; . ../{ENV_FILE}; set +a; " if with_environment else ""
     signal = _SIGNAL.format(log=LOG_FILE) if with_signal else ""
@@ -110,16 +110,16 @@ def parse_statuses(output: str) -> list[str]:
 
 
 def parse_steps(output: str) -> int:
-    """Steps that the attempt has made, as far as `STATUS_SCRIPT` found lines of them: a line every ten seconds."""
+    """Steps of the attempt, from the first to the last that `STATUS_SCRIPT` found (there is a line every 10 s)."""
     spans = [list(map(int, found["steps"].split())) for found in _STATUS_LINE.finditer(output)]
     return max((span[-1] - span[0] + 1 for span in spans if span), default=0)
 
 
 ENDED_SECONDS = 900
-"""After which a slice goes back whose training has ended while no launcher looks; longer than collecting logs takes."""
+"""A slice whose training has ended is given back after so long without a launcher; collecting logs takes less time."""
 SCRIPT_FILE = "give-back.sh"
 BEGUN_FILE = "/var/lib/tomat-begun"
-"""On a host: Unix time of its first boot."""
+"""File on a host with the Unix time of its first boot."""
 
 
 def watchdog_script(
@@ -131,12 +131,12 @@ def watchdog_script(
     poll_seconds: float = 60,
     ended_seconds: float = ENDED_SECONDS,
 ) -> str:
-    """What gives a slice back when nobody else does: Google's own `--max-run-duration`, alpha and of queued resources
-    (November 2026), knows nothing of a launcher that is gone; the hosts' service account needs
-    `tpu.nodes.delete`, as `roles/tpu.admin` has. Root runs it at every boot: metadata `startup-script`, as in Google's
-    sample `tpu_vm_create_startup_script` (GoogleCloudPlatform/python-docs-samples 12690). `cap_seconds`: from the first
-    boot, kept on the disk; `unwatched_seconds`: without a launcher's sign of life; None of either: never.
-    `grace_seconds`: for a training to save and stop."""
+    """Script that gives a slice back when nobody else does. Google's own `--max-run-duration` (alpha, and only for
+    queued resources; November 2026) does not notice that a launcher is gone. The hosts' service account needs
+    `tpu.nodes.delete`, which `roles/tpu.admin` includes. Root runs the script at every boot through the metadata
+    `startup-script`, as in Google's sample `tpu_vm_create_startup_script` (GoogleCloudPlatform/python-docs-samples
+    12690). `cap_seconds`: limit since the first boot, whose time is kept on the disk. `unwatched_seconds`: limit
+    without a launcher's sign of life. None: no such limit. `grace_seconds`: time for a training to save and stop."""
     watched, cap = unwatched_seconds is not None, max(1, int(cap_seconds)) if cap_seconds is not None else 0
     return f"""#!/bin/bash
 # Gives this slice back at its cap, after its training, or when no launcher has looked for long.

@@ -1,8 +1,8 @@
-"""The SkyPilot form of a launch: a managed job, whose supervision lives on a machine of SkyPilot's own.
+"""The SkyPilot form of a launch: a managed job, which SkyPilot supervises from a machine of its own.
 
-It recovers from preemptions, asks other zones, and tells exit statuses apart. It counts neither steps nor money: a cap
-is demanded, and kept on the hosts. Fields as in https://docs.skypilot.co/en/latest/reference/yaml-spec.html, of
-skypilot 0.14.1, whose schema the tests hold.
+SkyPilot recovers from preemptions, asks other zones, and tells exit statuses apart. It counts neither steps nor money,
+so a cap is required, and the hosts enforce it. The fields are those of skypilot 0.14.1
+(https://docs.skypilot.co/en/latest/reference/yaml-spec.html), whose schema is in the tests.
 """
 
 import os
@@ -21,15 +21,15 @@ from tomat.launch.gcloud import TpuLaunch, accelerator_type
 from tomat.launch.prices import MARGIN_SECONDS, Caps
 
 VERSION = "0.14.1"
-"""Of skypilot, which the fields belong to."""
+"""Version of skypilot that has these fields."""
 TASK_FILE = "skypilot.yaml"
 RECOVERED = (1, RETRY_STATUS, LOST_STATUS, HUNG_STATUS, STOPPED_STATUS, 137)
-"""Exit statuses after which the same command is right: a crash, storage, a hang, an orderly stop, and a kill. A refused
-input (2) is none, nor is the cap."""
+"""Exit statuses after which the same command is started again: a crash, a storage fault, a lost host, a hang, an
+orderly stop, a kill. Not among them: a refused input (2), which the cap uses too."""
 
 
 class _Blocks(yaml.SafeDumper):
-    """Scripts as blocks, which people can read."""
+    """Writes scripts as YAML block texts, which are readable."""
 
 
 def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -40,9 +40,9 @@ _Blocks.add_representer(str, _block)
 
 
 def run_script(launch: TpuLaunch, cap_seconds: float, least_seconds: int = 60) -> str:
-    """What every host runs at each start: the training of the pack, until the cap. The first start writes the time into
-    the bucket, by the job's id, which recoveries keep; hours of waiting between two machines count too. None is begun
-    with `least_seconds` left."""
+    """Script that every host runs at each start: it trains the pack until the cap. The first start writes its time into
+    the bucket under the job's id, which stays the same after recoveries, so waiting between two machines counts too. No
+    training starts with `least_seconds` or less left."""
     words = launch.pack.config_path, launch.pack.overrides
     capped = f'{{ echo "error: the cap of {cap_seconds / 3600:.2f} h is reached."; exit {REFUSED_STATUS}; }}'
     began = f'"{launch.run_url}/packs/$SKYPILOT_TASK_ID.began"'
@@ -61,7 +61,7 @@ exit $status
 
 
 def skypilot_task(launch: TpuLaunch, zones: Sequence[str], caps: Caps, secrets: Sequence[str] = ()) -> dict[str, Any]:
-    """The managed job, as its YAML has it. `secrets` are names, whose values SkyPilot takes from the environment."""
+    """The YAML content of the managed job. `secrets` are names; SkyPilot takes their values from the environment."""
     hours = caps.hours(launch.slice)
     if hours is None:
         said = "--engine skypilot counts neither steps nor money, and would start a run that crashes without end"
@@ -82,7 +82,7 @@ def skypilot_task(launch: TpuLaunch, zones: Sequence[str], caps: Caps, secrets: 
         },
     }
     if caps.price is not None:
-        # A slice that is dearer than what was said is not taken. A cent more, for rounding.
+        # SkyPilot does not take a slice that costs more than the stated price (plus a cent for rounding).
         resources["max_hourly_cost"] = round(caps.price * launch.slice.n_chips + 0.01, 2)
     if launch.labels:
         resources["labels"] = dict(label.split("=", 1) for label in launch.labels)
@@ -107,7 +107,7 @@ def skypilot_commands(
             f"{', '.join(missing)} of {launch.env_file} not in the environment, from where sky takes secrets; "
             f"run `set -a; . {launch.env_file}; set +a` first."
         )
-    # Its label is tomat's own business; SkyPilot has names.
+    # The label is only for tomat's own slices; SkyPilot has names.
     task = skypilot_task(replace(launch, label=""), zones, caps, secrets)
     path = launch.folder / TASK_FILE
     write_text(path, yaml.dump(task, Dumper=_Blocks, sort_keys=False, width=120))

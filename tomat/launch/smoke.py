@@ -1,5 +1,5 @@
-"""`tomat launch --smoke`: twenty steps of a recipe on its real slice, which say of each promise of the guide whether it
-held: one SIGTERM to a host, one resume, a profile, everything in the bucket, the slice given back by its hosts."""
+"""`tomat launch --smoke`: twenty steps of a recipe on its real slice, to test each promise of the guide. It sends one
+SIGTERM to a host, resumes, profiles, finds everything in the bucket, and lets the hosts give the slice back."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ STEPS = 20
 MAX_HOURS = 25 / 60
 POLL_SECONDS = 10.0
 GIVE_BACK_SECONDS = 300.0
-"""That the hosts have for giving the slice back; deleting one takes minutes."""
+"""Time that the hosts have to give the slice back; deleting a slice takes minutes."""
 _PACK_LINE = re.compile(r"^tomat-pack \S+ (\S+)$", re.MULTILINE)
 
 
 def smoke_words(run_name: str, words: Sequence[str]) -> list[str]:
-    """What follows the configuration: the user's `words`, and what makes a smoke run of it."""
+    """The arguments after the configuration: the user's `words`, with the smoke run's settings in place of theirs."""
     own = {
         "--run_name": f"{run_name}-smoke",
         "--trainer.num_train_steps": str(STEPS),
@@ -52,23 +52,23 @@ def smoke_words(run_name: str, words: Sequence[str]) -> list[str]:
 class Promise:
     name: str
     held: bool | None
-    """None: it could not be tried here."""
+    """None: it could not be tested."""
     said: str
 
 
 @dataclass
 class Smoke:
-    """What is found out while the slice is there, and afterwards from the bucket."""
+    """Collects what the smoke run shows: some of it while the slice exists, the rest afterwards from the bucket."""
 
     launch: TpuLaunch
     run: Callable[[Command], Result]
     clock: Clock
     packs: list[str] = field(default_factory=list)
     given_back: bool = False
-    """By its hosts."""
+    """Whether the hosts have given the slice back."""
 
     def at_end(self, supervisor: Supervisor) -> None:
-        """While the slice is still there: ask its hosts for their packs, and let them give it back themselves."""
+        """While the slice still exists, ask its hosts for their packs and let them give the slice back themselves."""
         launch = supervisor.machine.launch
         self.packs = _PACK_LINE.findall(self.run(launch.packs_of_hosts).output)
         self.run(launch.give_back_by_host)

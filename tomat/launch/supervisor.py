@@ -1,4 +1,4 @@
-"""Keep one launch alive: get the slice, start the training, watch, restart, collect logs, give the slice back."""
+"""Supervises one launch: gets the slice, starts, watches and restarts the training, collects logs, gives it back."""
 
 import contextlib
 import sys
@@ -36,32 +36,32 @@ class Supervisor:
     say: Callable[[str], None]
     login: Login
     keep: bool = False
-    """Do not give the slice back."""
+    """Do not give the slice back at the end."""
     zones: Sequence[str] = ()
     max_hours: float | None = None
     new_pack: bool = False
-    """Replace the pack of a launch that is open."""
+    """Replace the pack of a launch that has not ended."""
     at_end: Callable[["Supervisor"], None] = field(default=lambda supervisor: None)
-    """Called once the training is finished, while the slice is there."""
+    """Called once the training is finished, while the slice still exists."""
     clock: Clock = field(default_factory=Clock)
     endings: list[str] = field(default_factory=list)
-    """How each attempt ended, in order, those of an earlier launcher of the same launch first."""
+    """How each attempt ended, in order. Attempts by earlier launchers of the same launch come first."""
     waited_seconds: float = 0.0
     _installed_on: int | None = None
-    """The slice, by number, that has the pack."""
+    """Number of the slice (`Machine.created`) on which the pack is installed."""
     _replaces: bool = False
-    """What runs on the slice, if anything, is of another pack."""
+    """A training that runs on the slice belongs to the former pack."""
     _steps: int = 0
     _quick: int = 0
     """Quick failures in a row on this slice."""
     _replaced: bool = False
-    """The slice of the attempt was given back, so that the next one has another."""
+    """The slice of this attempt was given back, so the next attempt gets another slice."""
     _dead: int = 0
-    """Hosts that did not answer the last question."""
+    """Number of hosts that did not answer the last question."""
     _logs_at: float = 0.0
     _renewed_at: float = 0.0
     _said_at: float = 0.0
-    """When the bucket last took the record."""
+    """When the record was last written to the bucket."""
     _ended: str | None = None
     _watching: bool = True
 
@@ -81,7 +81,7 @@ class Supervisor:
             self._until_it_ends()
             return self
         except KeyboardInterrupt:
-            # What trains goes on; what has not begun is given back.
+            # A training that runs goes on. A slice without one is given back.
             self._watching = False
             if self.machine.held and "running" not in self._statuses():
                 self._give_back()
@@ -145,7 +145,7 @@ class Supervisor:
             self.machine.launch = replace(self.machine.launch, pack=pack)
 
     def _must(self, command: Command, remedy: str) -> Result:
-        """Run what must go well before anything is paid for."""
+        """Run a command that must succeed before anything is paid for."""
         if not (result := self.run(command)).ok:
             raise self._refused(command, result, remedy)
         return result
@@ -182,8 +182,8 @@ class Supervisor:
             self._renew()
 
     def _is_still_its_own(self) -> None:
-        """Before a slice is asked for: where the bucket has not taken the record for so long that another launcher may
-        have gone on with the launch, wait for it a while, and then leave it alone."""
+        """Called before a slice is asked for. If the record could not be written for so long that another launcher may
+        have taken over, retry for a while, then leave the launch alone."""
         self._renew_when_due()
         began = self.clock.now()
         while (silent := self.clock.now() - self._said_at) >= WATCHED_SECONDS:
@@ -195,15 +195,15 @@ class Supervisor:
             self._renew()
 
     def _renew(self) -> None:
-        """A record that cannot be written now ends nothing; one of another launcher, which took over while this one was
-        silent, as a laptop that sleeps is, leaves the launch to it."""
+        """Write the record. If that fails now, the launch goes on. If another launcher took over while this one was
+        silent (for example on a sleeping laptop), the launch is left to that one."""
         if not self._renewed_at:
             return
         self._renewed_at = self.clock.now()
         try:
             record = self._recorded()
             if record is not None and not record.is_of(self.login):
-                # The slice of another login is not touched by it, and then this launch goes on.
+                # Another login does not touch a slice that is held here, so in this case the launch goes on.
                 if record.login == str(self.login) or not self.machine.held:
                     self._renewed_at = 0.0
                     other = f"{record.login} on {record.machine}"
@@ -254,7 +254,7 @@ class Supervisor:
                 self._wait(health.wait_seconds)
 
     def _wait(self, seconds: float) -> None:
-        """Hosts that hear nothing would give the slice back meanwhile."""
+        """Wait, and ask the hosts now and then: without a sign of life they would give the slice back."""
         self.waited_seconds += seconds
         while seconds > 0:
             self.clock.sleep(min(seconds, self.policy.log_seconds / 2))
@@ -272,7 +272,7 @@ class Supervisor:
             self.machine.give_back()
 
     def _say(self, text: str) -> None:
-        """Show a line. Whoever reads may be gone, and the disk of a log full: neither may end what is paid for."""
+        """Show a line. A closed terminal or a full disk for the log must not end a launch that is paid for."""
         try:
             self.say(text)
         except Exception:
@@ -301,7 +301,7 @@ class Supervisor:
                     return Ending.MACHINE_LOST, f"the slice is {state}"
                 return self._after(attempt, Ending.FAILED, f"cannot {command.purpose}: {result.last_line}", 0.0)
             self._installed_on = self.machine.created
-            self._steps = 0  # not those of the log of before
+            self._steps = 0  # forget the steps read from the previous log
         self._logs_at = started = self.clock.now()
         ending, why = self._watch(attempt)
         if ending is not Ending.MACHINE_LOST:
@@ -309,8 +309,8 @@ class Supervisor:
         return self._after(attempt, ending, why, self.clock.now() - started)
 
     def _after(self, attempt: int, ending: Ending, why: str, seconds: float) -> tuple[Ending, str]:
-        """Say what the logs of a failure tell of, and replace a slice that failed too often, or whose chips are held,
-        since what holds them is no process of this training, whose lock is free."""
+        """Report known TPU faults in the logs of a failure. Replace a slice that failed too often, that has lost hosts,
+        or whose chips are held: this training's lock is free, so a foreign process holds them."""
         self._quick = self._quick + 1 if ending in FAILURES and seconds < self.policy.quick_seconds else 0
         held = False
         for host, log in enumerate(self._logs(attempt) if ending is Ending.FAILED else ()):
@@ -327,7 +327,7 @@ class Supervisor:
         return (Ending.CHIP_HELD if held else ending), why
 
     def _statuses(self) -> list[str]:
-        """The state of the training on each host; empty where not every host answered, unless one tells of that."""
+        """The state of the training on each host; empty if not every host answered, unless one reports a lost host."""
         launch = self.machine.launch
         result = self.run(launch.status)
         statuses = parse_statuses(result.output)
@@ -369,12 +369,12 @@ class Supervisor:
                 self._collect(attempt)
 
     def _collect(self, attempt: int) -> None:
-        """The logs of the hosts, as far as they come in the time between two collections: where many hosts are mute, a
-        slice is paid for meanwhile."""
+        """Collect the logs of the hosts for at most the time between two collections: many hosts that do not answer
+        would take long, while the slice is paid for."""
         self._logs_at = self.clock.now()
         seconds = self.policy.log_seconds
         if (left := self.machine.left_seconds) is not None:
-            # Before the cap is near a training is still to be stopped, after that the slice to be given back.
+            # Leave time before the cap: to stop the training and give the slice back, or later only to give it back.
             seconds = min(seconds, left - (MARGIN_SECONDS if left > MARGIN_SECONDS else MARGIN_SECONDS / 2))
         for command in self.machine.launch.logs(attempt):
             if (took := self.clock.now() - self._logs_at) >= seconds:
@@ -389,7 +389,7 @@ class Supervisor:
         return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
 
     def _last_error(self) -> str:
-        """The training's own error message, of the first host that has one: the others' may only follow from it."""
+        """The training's own error message, from the first host that has one; errors of others may only follow."""
         for text in self._logs(len(self.endings)):
             errors = [line for line in text.splitlines() if line.startswith("error: ") or "Error: " in line]
             if errors:

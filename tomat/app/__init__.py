@@ -1,1 +1,1 @@
-"""The command line: every verb, and the pages that a run leaves."""
+"""The command line: every verb, and the pages that a run writes at its end."""

@@ -1,4 +1,4 @@
-"""`tomat bench`: measurements that need no accelerator, and those of the accelerator that is there (`chip`)."""
+"""`tomat bench`: measurements that need no accelerator, and measurements of this machine's accelerator (`chip`)."""
 
 import argparse
 import importlib
@@ -14,7 +14,7 @@ MODULES = {
     "attention-tiles": "tomat.measure.bench.tiles",
     "chip": "tomat.measure.bench.chip",
 }
-"""Benchmark -> the module whose `run(args)` measures, prints, writes the figures to `args.json`; returns a status."""
+"""Benchmark -> its module. `run(args)` measures, prints, writes figures to `args.json` and returns an exit status."""
 
 STUDIES = {
     "tokenize": "profiling/tokenize_speed.py",
@@ -28,14 +28,14 @@ STUDIES = {
     "levanter": "profiling/beside_levanter.py",
     "scf-savings": "profiling/scf_savings.py",
 }
-"""Benchmark of before -> the study that it has become."""
+"""Former benchmark -> the script that replaces it."""
 
 DEFAULT_TILES = ("4096,256,512,32", "4096,512,512,32", "4096,256,1024,32", "4096,512,1024,32", "4096,512,512,16")
-"""Candidates where none are given, as `LossTiles` orders its sizes. 4,096 resident rows keep the traffic of the head's
-gradient under the matmuls' time at widths up to 2,048 within 128 MiB of VMEM."""
+"""Default candidates, with sizes in the order of `LossTiles`. With 4,096 resident rows, the traffic of the head's
+gradient takes less time than the matmuls, at widths up to 2,048 within 128 MiB of VMEM."""
 
 DEFAULT_ATTENTION_TILES = ("1024,512,1024,512", "1024,256,1024,256", "2048,512,2048,512", "2048,256,1024,512")
-"""Candidates where none are given: sizes of `model.whole_head`."""
+"""Default candidates: sizes of `model.whole_head`."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -99,7 +99,7 @@ def _add_tuning(parser: argparse.ArgumentParser, name: str, tiles: Sequence[str]
     add_flag(parser, "--dtype", "bfloat16", "compute type", choices=["bfloat16", "float32"])
     text = f"a candidate; may be repeated (default: {' '.join(tiles)})"
     parser.add_argument("--tiles", action="append", metavar=sizes, help=text)
-    parser.set_defaults(default_tiles=tiles)  # as the default of --tiles, it would be added to
+    parser.set_defaults(default_tiles=tiles)  # "append" would add given tiles to a default of --tiles
     parser.add_argument("--cache_dir", type=Path, help=f"folder of compiled programs (default: ~/.cache/tomat/{name})")
     add_flag(parser, "--time_limit_seconds", 1800.0, "longest compile", type=positive_float)
     add_flag(parser, "--memory_limit_gib", 16.0, "most memory of this machine", type=positive_float)

@@ -1,8 +1,8 @@
-"""The `tomat` command: it parses and calls, and decides nothing.
+"""The `tomat` command. It parses the command line and calls a verb; it makes no decisions.
 
-Each `*_verbs.py` beside this file registers its own verbs, and is imported for these and for `tomat --help`. They
-import argparse, the console and the model of a report, so that help and a wrong word are answered at once, and a verb
-pays only for what it uses.
+Each `*_verbs.py` beside this file registers its own verbs. It is imported only for these verbs and for `tomat --help`.
+At import these modules load only argparse, the console and the report model, so that help and errors in the command
+line appear at once, and a verb imports only what it uses.
 """
 
 import argparse
@@ -47,13 +47,13 @@ VERBS = {
 """Module -> the verbs that its `register` adds."""
 DISK_ERRNOS = FULL_ERRNOS | {errno.EIO, errno.EROFS}
 EXAMPLES = Path(__file__).with_name("examples.txt")
-"""What the help of each verb ends with."""
+"""Example commands, which the help of each verb ends with."""
 MOVED = {"help": "`tomat --help`", "small-models": "`python profiling/small_models.py` in a checkout of tomat"}
-"""Verb of before -> the study that it has become."""
+"""Former verb -> what replaces it."""
 
 
 class _Version(argparse.Action):
-    """Says version and commit, which only who asks waits for."""
+    """Prints version and commit. The commit is looked up only here, because that takes time."""
 
     def __call__(self, parser: argparse.ArgumentParser, *given: object) -> None:
         from tomat.base.shipped import commit
@@ -63,7 +63,7 @@ class _Version(argparse.Action):
 
 
 def build_parser(words: Sequence[str] = ()) -> Parser:
-    """The parser of the verb that a command line begins with; of every verb where it begins with none."""
+    """The parser of the verb that a command line begins with; if it begins with none, of all verbs."""
     parser = Parser(
         prog="tomat",
         description="Transformers on the electron densities of crystals: data, training, evaluation, performance.",
@@ -87,15 +87,15 @@ def build_parser(words: Sequence[str] = ()) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int:
-    """Run one verb, of the words of this process where none are given, or of the parser of a study.
+    """Run one verb. `argv` is the command line (None: of this process); a study passes a parser of its own.
 
-    The exit status is 0 for success, 2 for input that was refused and 75 for storage that did not answer (with one
-    line on standard error), or what the verb returns.
+    The exit status is what the verb returns (0 for success), or with one line on standard error: 2 for refused input,
+    75 for storage that did not answer.
     """
     leave_out_advice()
-    # gcsfs logs the traceback of what is raised too, and is told in one line; without a handler Python would print it.
+    # gcsfs also logs the traceback of an error that it raises. Without a handler Python would print it.
     logging.getLogger("gcsfs").addHandler(logging.NullHandler())
-    # A file's name may hold bytes that are no text in this encoding; it is shown with their numbers.
+    # A file name may contain bytes that are invalid in this encoding. They are shown as escapes.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if argv is None else argv
@@ -109,21 +109,21 @@ def main(argv: Sequence[str] | None = None, parser: Parser | None = None) -> int
                 from tomat.base.reporting import json_on_standard_output
 
                 args.json = report.enter_context(json_on_standard_output())
-            # Words may hold ends of lines, and bytes that are no text, which a log does not take.
+            # Arguments may contain line breaks and invalid bytes, which a log cannot take.
             said = shlex.join(words).encode("unicode_escape").decode()
             logger.info("tomat %s: %s", __version__, said)
             outcome.status = args.run(args)
-        # What standard output cannot take is told here and not by the interpreter's end, with a traceback.
+        # An error of standard output is raised here, not with a traceback when the interpreter ends.
         sys.stdout.flush()
     return outcome.status
 
 
 @contextlib.contextmanager
 def errors_told() -> Iterator[SimpleNamespace]:
-    """Turn a TomatError into one line on standard error and its `status`: 2, or 75 to try again; 0 where none comes.
+    """Turn a TomatError into one line on standard error and a `status`: 2, or 75 to try again; 0 without an error.
 
-    So it does with what no code can help, a disk that takes no more: standard output, and the system's temporary files
-    and caches, lie on one too. Files that were asked for are named by `tomat.base.reporting.writing`.
+    The same applies to a full or failing disk, because standard output, temporary files and caches may lie on one. For
+    output files that the user named, `tomat.base.reporting.writing` reports the error.
     """
     outcome = SimpleNamespace(status=0)
     try:
@@ -138,7 +138,7 @@ def errors_told() -> Iterator[SimpleNamespace]:
         what = "" if error.filename is None else f"{error.filename}: "
         print(f"error: {what}{error.strerror}. Make room, or write elsewhere.", file=sys.stderr)
         outcome.status = REFUSED_STATUS
-        # What standard output did not take, the interpreter's end would try to write once more.
+        # When the interpreter ends, it would try again to write what standard output did not take.
         try:
             sys.stdout.flush()
         except OSError:

@@ -1,4 +1,4 @@
-"""`tomat codec` and `tomat promolecule`: what is fitted to many densities, and looked at."""
+"""`tomat codec` and `tomat promolecule`: fit a codec or a promolecule to many densities, and show one."""
 
 import argparse
 from pathlib import Path
@@ -90,7 +90,7 @@ def _run_fit(args: argparse.Namespace) -> int:
 
 
 def _histogram(args: argparse.Namespace, kept: Path | None) -> "DensityHistogram | RatioHistogram":
-    """What is counted for the fit, with what is kept of it already."""
+    """The histogram for the fit, with the counts that an earlier start has kept."""
     from tomat.data.codec.histogram import DensityHistogram
     from tomat.data.codec.ratios import RatioHistogram
     from tomat.data.codec.relative import OFFSET_E_PER_A3
@@ -202,7 +202,7 @@ def _run_show_promolecule(args: argparse.Namespace) -> int:
 
 
 def _show_promolecule(promolecule: Any, path: Path) -> dict[str, Any]:
-    """Print what a promolecule holds; the figures of that."""
+    """Print the content of a promolecule and return its figures."""
     from tomat.data.density.elements import symbol_of
 
     basis, electrons = promolecule.basis, promolecule.electrons()

@@ -1,4 +1,4 @@
-"""`tomat demo-data` and `tomat density`: the embedded densities, and files of densities whatever their format."""
+"""`tomat demo-data` and `tomat density`: the embedded densities, and density files of any format."""
 
 import argparse
 from pathlib import Path
@@ -148,7 +148,7 @@ def _run_show(args: argparse.Namespace) -> int:
 
 
 def _shown(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, Any], DensityGrid]":
-    """Print what one file holds; the figures of that, units in the keys."""
+    """Print the content of one file. Returns its figures, with units in the keys, and its density."""
     from tomat.data.dataset.valences import expected_electrons, rules_for
     from tomat.data.density.atoms_on_density import DOUBTFUL_MISFIT, misfit_of
     from tomat.data.density.crystal import Crystal
@@ -257,7 +257,7 @@ def _run_convert(args: argparse.Namespace) -> int:
 def _convert(
     args: argparse.Namespace, rules: "ReadRules", name: str, path: str | None, target: Path, form: str
 ) -> dict[str, Any]:
-    """Write one density, of a file or the embedded one of that name; what is reported of it."""
+    """Write one density, from a file or (without a path) the embedded one. Returns its entry of the report."""
     from tomat.data.dataset.valences import rules_for
     from tomat.data.density.chgcar import Parts, read_augmentation
     from tomat.data.density.demo.embedded import load_stored

@@ -1,4 +1,4 @@
-"""`tomat doctor`: what a bug report has to say of an installation, and whether it computes."""
+"""`tomat doctor`: the facts about an installation that a bug report needs, and whether it computes correctly."""
 
 import argparse
 import importlib.metadata
@@ -66,12 +66,12 @@ def _devices() -> dict[str, Any]:
     ignore_absent_tpu(say=False)
     try:
         return {"devices": [device.device_kind for device in jax.devices()], "jax_backend": jax.default_backend()}
-    except RuntimeError as error:  # JAX's word for a platform that does not start
+    except RuntimeError as error:  # JAX raises it for a platform that does not start
         return {"devices": [], "devices_error": str(error)}
 
 
 def _self_test() -> dict[str, Any]:
-    """Seconds and NMAE of a prediction, or why there is none."""
+    """Seconds and NMAE of a prediction, or the reason why it failed."""
     from tomat.data.density.crystal import Crystal
     from tomat.data.density.demo.embedded import load_stored
     from tomat.predict.inference.predictor import load

@@ -1,4 +1,4 @@
-"""Where the `tomat` command begins: from here on a Ctrl-C ends in one line."""
+"""Entry point of the `tomat` command. From here on, a Ctrl-C ends the command with a single line."""
 
 import contextlib
 import importlib
@@ -12,23 +12,23 @@ from tomat.base.layout import INTERRUPTED_STATUS
 
 _LOOK_AGAIN_SECONDS = 0.01
 _waits = False
-"""Whether a Ctrl-C waits for the end of an import."""
+"""Whether a Ctrl-C is waiting for the end of an import."""
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Everything inside ends with one line and the status of an interrupted command, should a Ctrl-C come."""
+    """After a Ctrl-C inside this context, the command ends with one line and the status of an interruption."""
     before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
 
     def dropped(unraisable: "sys.UnraisableHookArgs") -> None:
-        """Have a Ctrl-C come again that came where Python drops exceptions, such as in a callback of the collector."""
+        """Repeat a Ctrl-C that came where Python drops exceptions, such as in a callback of the garbage collector."""
         if unraisable.exc_type is KeyboardInterrupt:
             signal.signal(signal.SIGALRM, _interrupt)
             signal.setitimer(signal.ITIMER_REAL, _LOOK_AGAIN_SECONDS)
         else:
             hook(unraisable)
 
-    # A shell starts what runs in its background with Ctrl-C ignored.
+    # A shell starts background commands with Ctrl-C ignored, which stays so.
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = dropped
@@ -37,21 +37,21 @@ def interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(_stopped())
     finally:
-        # An alarm that comes while the interpreter ends would end it with a status of its own.
+        # An alarm while the interpreter ends would change its exit status.
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGINT, before)
         sys.unraisablehook = hook
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb, as `tomat.app.cli.main`, whose modules are imported here, where a Ctrl-C is awaited already."""
+    """Run one verb with `tomat.app.cli.main`. That module is imported inside, where a Ctrl-C is handled already."""
     with interruptible():
         return importlib.import_module("tomat.app.cli").main(argv)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but after an import: raised inside, it left jaxlib half imported, and the process ended
-    with `munmap_chunk(): invalid pointer` and SIGABRT. A second Ctrl-C does not wait."""
+    """Raise KeyboardInterrupt, during an import only after it: inside, it left jaxlib half imported and the process
+    ended with `munmap_chunk(): invalid pointer` and SIGABRT. A second Ctrl-C does not wait."""
     global _waits
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back

@@ -22,12 +22,12 @@ from tomat.base.reporting import console, counted, tell, to_jsonable, write_json
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 DECODERS = ("parallel", "autoregressive", "speculative")
-"""Of a run; all but the first choose bins."""
+"""Decoders of a run. All except the first choose bins."""
 OF_A_RUN = ("step", "split", "groups", "input", "species", "accept", "against", "picture", "free_running", "samples",
             "temperature", "kv_cache_dtype", "patches_per_material", "whole_cell", "seed", "batch_size")  # fmt: skip
 """Flags that do not go with `--leave_one_out`."""
 
-if TYPE_CHECKING:  # the verb pays for these only when it runs
+if TYPE_CHECKING:  # imported only when the verb runs
     from collections.abc import Callable, Sequence
 
     from tomat.data.density.grid import DensityGrid
@@ -180,7 +180,7 @@ def _run_leave_one_out(args: argparse.Namespace) -> int:
 
 
 def _write(path: Path | None, figures: dict[str, Any]) -> None:
-    """Write what `--json` asks for, with its checksum; nothing where it does not ask."""
+    """Write the `--json` file with a checksum, if one was asked for."""
     from tomat.base.documents import with_checksum
 
     if path is not None:

@@ -1,4 +1,4 @@
-"""`tomat lab`: settings of a training step measured on the devices that are here, each in a process of its own."""
+"""`tomat lab`: measures settings of a training step on this machine's devices, each in a process of its own."""
 
 import argparse
 from pathlib import Path
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_WORK_DIR = Path("runs/lab")
 DEFAULT_QUALITY_DIR = Path("runs/quality")
 OF_A_WINDOW = ("rounds", "repeats", "window_seconds", "steps", "warmup_steps", "minutes")
-"""Flags that `LabConfig` takes as they are."""
+"""Flags that are passed to `LabConfig` unchanged."""
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -128,7 +128,7 @@ def _run_lab(args: argparse.Namespace) -> int:
         try:
             lab.run(args.row, again=args.again)
         finally:
-            # Stopped or not, what was measured is shown and kept.
+            # Also after an interruption, the measured rows are shown and kept.
             record = lab.record()
             if record["rows"]:
                 show(*measured_ranking([row for row in lab.rows.values() if row.status], record["same_settings"]))
@@ -186,7 +186,7 @@ def _run_max_batch(args: argparse.Namespace) -> int:
         try:
             search.run()
         finally:
-            # Stopped or not, what was found is shown and kept.
+            # Also after an interruption, the results are shown and kept.
             record = search.record()
             if record["searches"]:
                 for one in search.searches:
@@ -220,7 +220,7 @@ def _run_quality(args: argparse.Namespace) -> int:
     try:
         study.run()
     finally:
-        # Stopped or not, what was trained is shown and kept.
+        # Also after an interruption, the results of the trained rows are shown and kept.
         record = study.record()
         if any(row["figures"] for row in record["rows"]):
             show(quality_table(record))

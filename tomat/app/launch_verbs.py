@@ -1,4 +1,4 @@
-"""`tomat launch`: a run on a TPU slice that may be taken away. Without --execute it only prints the commands."""
+"""`tomat launch`: starts a run on a TPU slice that may be taken away. Without --execute it only prints the commands."""
 
 import argparse
 import math
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 AS_GIVEN = ("project", "queued_resource", "spot", "reserved", "service_account", "network", "subnetwork",
             "internal_ips", "env_file", "data_disk")  # fmt: skip
-"""Flags that `TpuLaunch` takes as they are."""
+"""Flags that are passed to `TpuLaunch` unchanged."""
 LAUNCHER = "train_tomat_tpu.py"
 SKY_FROM = "SkyPilot in an environment of its own (`uv tool install 'skypilot[gcp]==0.14.1'`)"
 GCLOUD_FROM = "the Google Cloud SDK (https://cloud.google.com/sdk/docs/install)"
 OF_THE_HOSTS = ("service_account", "network", "subnetwork", "labels", "runtime_version", "env_file", "reserved",
                 "internal_ips", "data_disk", "check")  # fmt: skip
-"""Flags that are for gcloud alone."""
+"""Flags that Iris does not take."""
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -171,14 +171,14 @@ def _run_launch(args: argparse.Namespace) -> int:
         **{name: getattr(args, name) for name in AS_GIVEN},
     )
     for zone in zones[1:]:
-        replace(launch, zone=zone)  # is one of them no zone
+        replace(launch, zone=zone)  # raises an error if it is not a zone
     money = {name: getattr(args, name) for name in ("max_hours", "max_cost")}
     if (args.check or args.execute) and (said := _taken(config, launch)) is not None:
         problems.append(said)
         if args.execute and not args.check:
             raise TomatError(said)
     every = [caps_of(launch.slice, zone, spot=args.spot, price=args.chip_hour_price, **money) for zone in zones]
-    # The dearest zone's, so that a cap holds wherever the slice is.
+    # The caps of the dearest zone, so that they hold wherever the slice is.
     caps = max(every, key=lambda each: math.inf if each.price is None else each.price)
     if caps.hours(launch.slice) is not None and launch.stop_grace_seconds > MARGIN_SECONDS / 2:
         said = f"preemption.grace_seconds is {launch.grace_seconds:g}, and a training is stopped {MARGIN_SECONDS:g} s "
@@ -193,7 +193,7 @@ def _run_launch(args: argparse.Namespace) -> int:
 
 
 def _for_smoke(args: argparse.Namespace, run_name: str, engine: str) -> list[str]:
-    """The words of a smoke run, and its caps and patience in the flags."""
+    """The overrides of a smoke run. Also sets the time cap and the poll interval in `args`."""
     from tomat.launch.smoke import MAX_HOURS, POLL_SECONDS, smoke_words
 
     if engine != "gcloud" or args.keep:
@@ -205,7 +205,7 @@ def _for_smoke(args: argparse.Namespace, run_name: str, engine: str) -> list[str
 
 
 def _taken(config: "TrainConfig", launch: "TpuLaunch") -> str | None:
-    """Why the run's name is not free for this configuration: hosts that are paid for would only refuse it."""
+    """Why the run's name is taken by another configuration, or None: paid hosts would only refuse to train it."""
     from tomat.launch.command import Command, require_program, run_command
     from tomat.train.runs.record import read_config
     from tomat.train.settings.meanings import changed_keys
@@ -232,7 +232,7 @@ def _taken(config: "TrainConfig", launch: "TpuLaunch") -> str | None:
 def _check(
     args: argparse.Namespace, launch: "TpuLaunch", places: Mapping[str, str | None], problems: Sequence[str]
 ) -> int:
-    """Print a line a question; status 1 where one failed."""
+    """Print a line for each check. Returns 1 if a check failed."""
     from tomat.launch.check import print_line, run_checks
     from tomat.launch.command import require_program, run_command
 
@@ -313,8 +313,8 @@ def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch", zones: Sequenc
 
 
 def _of_gcloud(name: str, missing: str, remedy: str) -> str:
-    """A setting of gcloud's own, for every command of the launch: its hosts may know none, and here it may be set anew
-    meanwhile."""
+    """A setting of gcloud, read once for all commands of the launch: gcloud on the hosts may not have it, and here it
+    may change meanwhile."""
     from tomat.launch.command import Command, run_command
 
     found = run_command(Command(f"which {name}", ("gcloud", "config", "get-value", name), 60, quiet=True))
@@ -338,7 +338,7 @@ def _launch_iris(args: argparse.Namespace, config: "TrainConfig", pack: "Pack", 
 
 
 def _submit(args: argparse.Namespace, commands: Sequence["Command"], program: str, where_from: str) -> int:
-    """Print the commands that hand the run over to another engine; with --execute run them."""
+    """Print the commands that hand the run over to another engine. With --execute, run them."""
     from tomat.launch.command import require_program, run_command
 
     if args.execute:

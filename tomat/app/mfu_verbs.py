@@ -1,4 +1,4 @@
-"""`tomat mfu`: what share of the chips' peak a step or a run has reached, by every convention at once."""
+"""`tomat mfu`: the share of the chips' peak that a step or a run reaches, by every convention at once."""
 
 import argparse
 from typing import Any

@@ -1,4 +1,4 @@
-"""`tomat page`: one HTML file of a run, plan, profile, sweep or prediction, to be looked at in a browser."""
+"""`tomat page`: writes a run, plan, profile, sweep or prediction as one HTML file for a browser."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""What `tomat plan` compiles, of a step or of the decoders of a model: look for what fits, write what was asked for."""
+"""`tomat plan` for one step or for the decoders of a model: compiles them, looks for what fits, writes outputs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tomat.perf.tuning.search import largest_batch, nearest_fits
 from tomat.report.pages.report import write_run_page
 from tomat.report.plan import largest_table
 
-if TYPE_CHECKING:  # imports JAX, of which the first stage tells
+if TYPE_CHECKING:  # these import JAX, which the first stage announces
     from tomat.hardware.chips import Slice
     from tomat.train.settings.config import TrainConfig
 
 
 def compile_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Cache and limits of a compile, as `compile_step` takes them."""
+    """Cache and limits of a compile, as arguments of `compile_step`."""
     limits = Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB), int(args.cache_gib * GIB))
     return {"cache_dir": args.cache_dir, "limits": limits}
 
@@ -46,7 +46,7 @@ def compile_arguments(args: argparse.Namespace) -> dict[str, Any]:
 def stages_of(
     args: argparse.Namespace, path: Path, overrides: list[str], what: str | None = None
 ) -> Iterator[tuple[TrainConfig, Slice, Callable[[str], None]]]:
-    """The configuration, its slice, and what says at which stage `what` (default: the run on its slice) is."""
+    """The configuration, its slice, and a function that shows the stage of `what` (default: the run on its slice)."""
     with Stages() as stages:
         stages.show("plan", "importing JAX and reading the configuration")
         from tomat.train.settings.config import load_config
@@ -118,14 +118,14 @@ def compile_decoders(args: argparse.Namespace, path: Path, overrides: list[str])
 
 
 def search(args: argparse.Namespace, path: Path, overrides: list[str]) -> list[dict[str, Any]]:
-    """The nearest changes with which a step that does not fit would."""
+    """The nearest changes that were tried for a step that does not fit."""
     with stages_of(args, path, overrides, "looking for what fits") as (config, slice_, show):
         trials = nearest_fits(config, slice_, partial(compile_step, **compile_arguments(args), on_stage=show), show)
     return [trial.to_dict() for trial in trials]
 
 
 def max_batch(args: argparse.Namespace, path: Path, overrides: list[str]) -> int:
-    """Find, print and write the largest batch of each checkpoint policy; 1 if one has none that fits."""
+    """Find, print and write the largest batch for each remat policy. Returns 1 if a policy has no batch that fits."""
     words = [word for word in args.policies.split(",") if word]
     policies = [{"true": True, "false": False}.get(word, word) for word in words] or None
     with stages_of(args, path, overrides, "largest batch") as (config, slice_, show):
@@ -149,7 +149,7 @@ def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
             figures["ranges"] = {key: asdict(span) for key, span in spans.items()}
             figures["untimed_step_share"] = untimed_share(plan.step.supports)
             figures["untimed"] = untimed_text(plan.step.supports)
-            del figures["tokens_per_second"]  # the page of a plan has the rate of a chip
+            del figures["tokens_per_second"]  # the page of a plan has the rate per chip
         of_run = {"run_name": f"{config.run_name}-plan", "baseline": config.baseline, "kind": "predicted"}
         of_run["config_hash"] = config_hash(config)
         with tempfile.TemporaryDirectory() as folder:

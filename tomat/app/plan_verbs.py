@@ -1,4 +1,4 @@
-"""`tomat plan`: what a training step, or a prediction, needs on a TPU slice, without the slice."""
+"""`tomat plan`: memory and time of a training step or a prediction on a TPU slice, without the slice."""
 
 import argparse
 import hashlib
@@ -114,7 +114,7 @@ def _run_plan(args: argparse.Namespace) -> int:
     """Compile the training step for a TPU slice on a machine without one, and say whether it fits, where its cycles go
     and which MFU to expect."""
     overrides = list(args.overrides)
-    # A positional argument would swallow the values of overrides, which argparse does not know.
+    # As a positional argument, argparse would take the values of overrides, whose flags it does not know.
     if overrides[:1] == ["compare"]:
         from tomat.app.profile_verbs import compare_targets
 
@@ -233,7 +233,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _measurements(path: Path) -> "list[CalibrationRow]":
-    """Of a run's folder, or of the lab's record."""
+    """The measurements of a run's folder, or of a record of the lab."""
     from tomat.measure.lab.measurements import measured_steps
     from tomat.perf.plan.calibration import row_of_run
 
@@ -251,7 +251,7 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
     if (args.config_path is None) == (args.like is None):
         raise TomatError("give --config_path with a training configuration, or --like with a run's folder.")
     path = args.config_path if args.like is None else args.like / CONFIG_FILE
-    # Before the seconds that importing JAX and Levanter takes.
+    # Checked before JAX and Levanter are imported, which takes seconds.
     check_words(path, overrides)
     _say_withheld()
 
@@ -304,7 +304,7 @@ def _plan(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str | None:
-    """Names what is asked; None where the compiler is missing, so that the compile says so."""
+    """The cache key of what was asked; None if the compiler is missing, so that the compile reports that."""
     from tomat.base.overrides import parse_overrides, read_yaml
     from tomat.perf.cost.chip_model import record_digest
     from tomat.perf.plan.calibration import Calibration
@@ -327,7 +327,7 @@ def _question(args: argparse.Namespace, path: Path, overrides: list[str]) -> str
 
 
 def _say_withheld() -> None:
-    """Say which variables of this environment a run here would obey, and a plan does not; before JAX sets its own."""
+    """List the environment variables that would affect a run here but not a plan. Called before JAX sets its own."""
     from tomat.perf.plan.compile.topology import withheld_variables
 
     if not chosen.quiet and (names := withheld_variables()):

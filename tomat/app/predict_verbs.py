@@ -1,4 +1,4 @@
-"""`tomat predict`: densities of structures."""
+"""`tomat predict`: predicts the densities of structures."""
 
 import argparse
 import logging
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 FORMATS = ("chgcar", "cube", "zarr", "json", "qe")
 SOME_FAILED_STATUS = 1
-"""Exit status when a structure or density failed and the others did not."""
+"""Exit status if a structure or density failed and others may have succeeded."""
 MOST_SHOWN = 10
-"""Names of files that are passed over."""
+"""Most ignored files that are listed by name."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -129,7 +129,7 @@ def _run_predict(args: argparse.Namespace) -> int:
     else:
         from tomat.predict.inference.predictor import described
 
-        # A run without its model, which is loaded for the first structure that is predicted.
+        # The model of the run is loaded later, for the first structure that is predicted.
         predictor = described(args.run_dir, **given)
         if (found := predictor.found) is not None and found.error is not None:
             console.print(f"{found}. {found.error}", soft_wrap=True)

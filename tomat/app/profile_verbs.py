@@ -1,4 +1,4 @@
-"""`tomat profile`: parse a trace or a compiled program, compare two, write tracking pages."""
+"""`tomat profile`: parses a trace or a compiled program, compares two, writes tracking pages."""
 
 import argparse
 from pathlib import Path
@@ -80,7 +80,7 @@ def _run_profile(args: argparse.Namespace) -> int:
 
 
 def compare_targets(args: argparse.Namespace, a: str, b: str) -> int:
-    """Compare two profiles, plans or breakdowns; 1 if the second one regresses beyond `args.fail_percent`."""
+    """Compare two profiles, plans or breakdowns. Returns 1 if the second regresses by more than `args.fail_percent`."""
     from tomat.perf.profile.load import load_breakdown
     from tomat.perf.profile.two_breakdowns import Verdict, compare_breakdowns
     from tomat.report.terminal import print_comparison

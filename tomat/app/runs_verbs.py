@@ -1,4 +1,4 @@
-"""`tomat runs`: runs in a folder or a bucket, listed, checked, logged and compared, without starting JAX."""
+"""`tomat runs`: lists, checks, logs and compares the runs in a folder or bucket, without starting JAX."""
 
 import argparse
 import time
@@ -34,10 +34,10 @@ COLUMNS = (
     ("ran on", "devices and hosts of its newest piece; the slice that was asked for, where that is another"),
     ("interruptions", "times it went on after SIGTERM, Ctrl-C, a notice of preemption or a kill"),
 )
-"""Heading of each column of `list`, and what stands in it; `show` has them as rows."""
+"""Heading and meaning of each column of `list`; `show` has them as rows."""
 LOG_PAGE = "log.md"
 ORIGINS = ("fork", "warm_start")
-"""Events of a run that began with what another one had learnt."""
+"""Events of a run that started with the weights of another run."""
 LEGEND = "\n".join(f"  {heading:16} {meaning}" for heading, meaning in COLUMNS)
 
 
@@ -136,7 +136,7 @@ def _run_verify(args: argparse.Namespace) -> int:
         for url in bar.track(find_runs(args.place), description="verify runs"):
             record = read_record(url)
             found = verify_run(record, list_checkpoints(url, record.temporary_url, read_data=True))
-            # Of weights in a local run's folder, or of the folder where it is one of weights.
+            # Also check the weights in a local run's folder, or the folder itself if it is a folder of weights.
             damaged = []
             for folder in () if "://" in url else (Path(url), Path(url) / WEIGHTS_FOLDER):
                 if is_weights_folder(folder):

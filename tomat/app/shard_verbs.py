@@ -1,4 +1,4 @@
-"""`tomat tokens` and `tomat shards`: what sequences and shard sets hold, and whether a set is whole."""
+"""`tomat tokens` and `tomat shards`: show the content of sequences and shard sets, and check whether a set is whole."""
 
 import argparse
 import time
@@ -19,12 +19,12 @@ from tomat.base.reporting import console, counted, is_or_are, write_report
 from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 
 SAMPLE_ROWS = 64
-"""Rows compared with their source: a fault that hits one material in twenty is missed by 4 % of such samples."""
+"""Number of rows compared with their source. A fault in one of twenty materials is missed by 4 % of such samples."""
 
 
 @dataclass(frozen=True)
 class SourceOnRecord:
-    """Where the request of a set says that its densities lie, and how they are read."""
+    """The part of a set's request that says where its densities are and how to read them."""
 
     source: str | None = None
     input: str | None = None
@@ -35,7 +35,7 @@ class SourceOnRecord:
 
 
 NO_CHECKSUM = "no checksum of its own: written before manifests had one"
-"""What is said of such a manifest."""
+"""Message for a manifest without a checksum."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -190,7 +190,7 @@ def _run_info(args: argparse.Namespace) -> int:
 
 OF_A_SET = ("rows", "codec_sha256", "promolecule_sha256", "structures_sha256")
 OF_A_SPLIT = ("split", "block_rows", "patches_per_material", "seed", "n_density_tokens", "unit", "max_clipped_share")
-"""Figures of a manifest that are reported as it has them."""
+"""Values of a manifest that are reported unchanged."""
 
 
 def set_figures(manifest: Any) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def set_figures(manifest: Any) -> dict[str, Any]:
 
 
 def report_shards(shards: Any, path: Path | None, extra: dict[str, Any]) -> None:
-    """Print what a shard set holds, and write it with `extra` figures."""
+    """Print the content of a shard set, and write it as JSON together with the `extra` figures."""
     from tomat.data.tokens.clipping import clipped_lines
     from tomat.data.tokens.patch import UNIT_WORDS
 
@@ -254,7 +254,7 @@ def _run_verify(args: argparse.Namespace) -> int:
                 raise TomatError(f"{shards.url} does not say where its densities lie; give them with --input.")
             repair_chunks(shards, bar.track(sorted(damaged), description="Repairing chunks"), get_grid)
     if shards.manifest.structures_sha256 is not None:
-        len(shards.crystals)  # which refuses structures that are damaged
+        len(shards.crystals)  # reading them raises an error for damaged structures
     n = shards.n_blocks
     figures: dict[str, Any] = {"url": shards.url, "chunks": shards.n_blocks, "rows": shards.rows}
     figures |= clipped_figures(shards.manifest.clipped) | {"manifest_has_checksum": shards.manifest.has_checksum}
@@ -295,14 +295,14 @@ def _run_verify(args: argparse.Namespace) -> int:
 
 
 def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | None:
-    """Reads the densities of the set; None if it is not known where they are."""
+    """A function that reads a density of the set by name; None if it is not known where the densities are."""
     from tomat.base.storage import Store
     from tomat.data.tokens.pipeline.config import RetokenizeConfig
     from tomat.data.tokens.pipeline.driver import REQUEST_NAME, request_content, rules_without_use
     from tomat.data.tokens.pipeline.sources import find_materials, path_inputs
 
     settings: dict[str, Any] = {}
-    # With both given there is nothing left to learn from the request.
+    # If both flags are given, the request is not needed.
     content = None if args.input and args.source else Store(shards.url).read(REQUEST_NAME)
     if content is not None:
         name, remedy = f"{shards.url}{REQUEST_NAME}", "Say where the densities lie with --input and --source."
@@ -314,7 +314,7 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
         from tomat.data.density.demo.embedded import demo_materials
 
         named = {entry.material_id for entry in (*shards.manifest.materials, *shards.manifest.skipped)}
-        # What `tomat tokenize --input` wrote says how it was read.
+        # A set written by `tomat tokenize --input` records its read rules; it is not one of embedded densities.
         known = shards.manifest.read_rules is None and named <= {each.material_id for each in demo_materials()}
         if not known:
             refuse_rules(args.species, args.accept, f"{shards.url}, which does not say where its densities lie")
@@ -325,13 +325,13 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
     given = {key: getattr(args, key) for key in ("input", "source", "species", "accept")}
     settings |= {key: value for key, value in given.items() if value is not None}
     if args.input is not None and args.source is None and "://" not in args.input:
-        # A file or folder of this machine, of whatever kinds.
+        # A local file or folder of any formats.
         place = args.input
         inputs = path_inputs([place], rules_of(settings.get("species"), settings.get("accept")))
         readers = {name: partial(inputs.get_grid, name) for name in inputs.material_ids}
     else:
         embedded = settings.get("source") == "embedded"
-        # Whatever the split is called, the names find the embedded densities.
+        # Embedded densities are found by name, whatever the name of the split.
         split = "" if embedded else shards.manifest.split
         # The codec is not read here; naming one keeps the configuration from asking for a fit on validation data.
         config = RetokenizeConfig(output=shards.url, split=split, codec="codec.json", **settings)

@@ -1,4 +1,4 @@
-"""`tomat tokenize` and `tomat retokenize`: densities to a shard set, by one process, by all cores, or by a cluster."""
+"""`tomat tokenize` and `tomat retokenize`: turn densities into a shard set, in one process, on all cores, a cluster."""
 
 import argparse
 import time
@@ -24,7 +24,7 @@ SETTINGS: Mapping[str, str] = {
     "max_skipped": "materials that may be skipped: a number, or below 1 a share of all (default: 0.01)",
     "seed": "of the anchors (default: 0)",
 }
-"""Settings with a flag of their own in `--help`; every other is an override alike, `--block_rows 128`."""
+"""Settings with their own flag in `--help`. Any other can be given in the same way: `--block_rows 128`."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -151,8 +151,8 @@ def _run_retokenize(args: argparse.Namespace) -> int:
 
 
 def padding_share(output: str, tries: int, manifest: Any) -> float | None:
-    """Part of all tokens that is padding, 0 to 1: of scattered voxels from the grids, of patches from the number of
-    atoms of every material, and None without a survey."""
+    """Share of padding in all tokens, 0 to 1. For scattered voxels it follows from the grids, for patches from the
+    number of atoms of each material (None without a survey)."""
     if manifest.layout.is_scattered:
         return 1 - manifest.scattered_voxels / (manifest.rows * manifest.context)
     from tomat.base.documents import parse_checked

@@ -1,4 +1,4 @@
-"""`tomat train`: the words of a run, and whether it can fit, before anything is begun."""
+"""`tomat train`: checks the settings of a run and whether it fits into memory before anything starts."""
 
 import argparse
 import logging
@@ -15,7 +15,7 @@ from tomat.base.layout import CONFIG_FILE
 from tomat.base.progress import Stages
 from tomat.base.reporting import tell, write_report
 
-if TYPE_CHECKING:  # the verb pays for these only when it runs
+if TYPE_CHECKING:  # imported only when the verb runs
     from tomat.train.settings.config import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -29,10 +29,10 @@ DISTILLATION_OPTIMIZER: dict[str, Any] = {
     "min_lr_ratio": 0.0,
     "lr_schedule": "cosine",
 }
-"""Of what `TrainedArrays` keeps relative to its scale: 1.5e-3 moves a number by 0.15 % of its scale in a step."""
+"""Optimizer for `TrainedArrays`, whose numbers are relative to a scale: 1.5e-3 moves one by 0.15 % of it in a step."""
 DISTILLATION_STEPS = 800
-"""What the demo takes in 2 bits: the divergence from the teacher, 3.3 nats a voxel before, is 0.15 after 500 steps and
-0.09 after 800. In 3 and 4 bits 400 and 300 are enough (`docs/tracking/small-models.md`)."""
+"""Steps that the demo needs in 2 bits: its divergence from the teacher falls from 3.3 nats a voxel to 0.15 after 500
+steps and 0.09 after 800. In 3 and 4 bits, 400 and 300 steps are enough (`docs/tracking/small-models.md`)."""
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -66,7 +66,7 @@ def _run_train(args: argparse.Namespace) -> int:
     from tomat.app.workflow.folder_run import folder_words
     from tomat.train.settings.keys import check_words
 
-    # The flags of a distillation come together, and bring a configuration.
+    # The flags of a distillation go together and bring their own configuration.
     distils = any((args.teacher, args.quantised, args.train))
     if distils and None in (args.teacher, args.quantised):
         raise TomatError("a distillation needs --teacher RUN and --quantised DIR, a folder of `tomat compress`.")
@@ -78,7 +78,7 @@ def _run_train(args: argparse.Namespace) -> int:
     started = time.monotonic()
     if args.fork_step is not None and args.fork is None:
         raise TomatError("--fork_step needs --fork NEW_NAME.")
-    # Before the seconds that importing JAX and Levanter takes.
+    # Checked before JAX and Levanter are imported, which takes seconds.
     check_words(path, args.overrides)
     overrides = args.overrides if distils else folder_words(path, args.overrides)
 
@@ -121,8 +121,8 @@ def _run_train(args: argparse.Namespace) -> int:
 def distillation_values(
     quantised: Path, teacher: str, train: str | None, overrides: Sequence[str]
 ) -> tuple[dict[str, Any], str, dict[str, Any]]:
-    """What `config_from_dict` takes for a distillation: the configuration of the folder `quantised` with an optimizer
-    and steps of its own, the file that it is from, and `overrides`."""
+    """The arguments of `config_from_dict` for a distillation: the configuration of the folder `quantised` with its own
+    optimizer and steps, the file it comes from, and the parsed `overrides`."""
     import mergedeep
 
     from tomat.base.overrides import parse_overrides, read_yaml
@@ -144,7 +144,7 @@ def distillation_values(
 
 
 def refuse_what_cannot_fit(config: "TrainConfig") -> None:
-    """Plan the run's step for its slice (`tomat plan`), on the machine that is about to run it or another."""
+    """Plan the run's step for its slice as `tomat plan` does, on any machine, and raise an error if it does not fit."""
     from tomat.perf.plan.compile.compiler import compile_step
     from tomat.perf.plan.compile.topology import planned_slice
 

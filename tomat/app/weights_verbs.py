@@ -1,4 +1,4 @@
-"""`tomat export` and `tomat compress`: a run's model as a folder that predicts, whole or in few bits."""
+"""`tomat export` and `tomat compress`: write a run's model as a folder that can predict, in full or in few bits."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tomat.predict.weights.folder import WrittenWeights
 
 PARTS = ("mlp", "attention", "embedding", "environment")
-"""As in `predict/weights/arrays.py`, which imports JAX."""
+"""The same as in `predict/weights/arrays.py`, which imports JAX."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -72,7 +72,7 @@ def _run_write(args: argparse.Namespace) -> int:
     if args.bits is not None:
         from tomat.predict.weights.folder import Compression
 
-        # What the flags ask for, checked before the run is loaded.
+        # The flags are checked before the run is loaded.
         scheme = args.scheme or ("affine" if args.bits == 8 else "lut")
         bits = {part: args.bits if own is None else own for part, own in args.what.items()}
         compression = Compression(scheme, args.group, bits)
@@ -91,7 +91,7 @@ def _run_write(args: argparse.Namespace) -> int:
     if recorded_config(args.run_dir / CONFIG_FILE).distillation is not None:
         if compression is not None:
             raise TomatError(f"{args.run_dir} trained a model in few bits already; `tomat export` writes it as it is.")
-        # Codes, scales and tables of a checkpoint, as they were trained.
+        # Writes codes, scales and tables of a checkpoint as they were trained.
         written, step = write_distilled(args.run_dir, args.output, args.step, args.licence, for_hub)
         _say(args, written, f", packed as trained, step {step}")
         return 0

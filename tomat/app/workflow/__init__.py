@@ -1,1 +1,1 @@
-"""What a run does before and after its training: the data of a folder, the evaluation of what was held out."""
+"""The steps of a run before and after its training: the data of a folder, the evaluation of held-out materials."""

@@ -1,4 +1,4 @@
-"""A run on a folder of densities: its data made or found, and of its configuration what follows from them."""
+"""A run on a folder of densities: makes or finds its data and sets what in its configuration depends on them."""
 
 import json
 import re
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tomat.train.settings.config import TrainConfig
 
 ROOM_FILE = "room.json"
-"""Beside the shard sets: how many atoms and elements are near a patch at most."""
+"""File beside the shard sets with the largest numbers of atoms and elements near a patch."""
 
 
 def folder_words(config_path: Path, overrides: Sequence[str]) -> list[str]:
-    """The words of a command line, with a name for a run whose configuration is turned to a folder of densities: that
-    of the folder, where none is given. The name in the file is of the run on other data."""
+    """The words of a command line. If they turn the configuration to a folder of densities, a missing run name is set
+    to the folder's name, and a missing purpose is set. The name in the file belongs to a run on other data."""
     from tomat.base.overrides import parse_overrides, read_yaml
 
     given = parse_overrides(overrides)
@@ -45,8 +45,8 @@ def folder_words(config_path: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def prepared(config: "TrainConfig") -> "tuple[TrainConfig, FolderData | None]":
-    """The configuration that a run trains with, and its data where they are those of a folder: of the densities follow
-    `data.n_density_tokens`, and the room for the atoms near a patch."""
+    """The configuration that a run trains with, and its data if they come from a folder. The densities of a folder
+    determine `data.n_density_tokens` and the room for atoms near a patch."""
     if config.data.source != "folder":
         return config, None
     from tomat.data.dataset.folder import FolderRequest, prepare_folder
@@ -85,7 +85,7 @@ def prepared(config: "TrainConfig") -> "tuple[TrainConfig, FolderData | None]":
 
 
 def _room(data: "FolderData", environment: "AtomsRead") -> "Room":
-    """What the patches of all rows need, or their cells, counted once."""
+    """The room for atoms and elements that the patches (or scattered voxels) of all rows need, kept in `ROOM_FILE`."""
     import numpy as np
 
     from tomat.data.tokens.shards import open_shards
@@ -100,7 +100,7 @@ def _room(data: "FolderData", environment: "AtomsRead") -> "Room":
             if content["of"] == key:
                 return Room(int(content["max_atoms"]), int(content["max_elements"]))
         except (ValueError, KeyError, TypeError):
-            pass  # counted again
+            pass  # the room is counted again
     room = Room(1, 1)
     with progress() as bar:
         task = bar.add_task("Counting atoms near the voxels", total=sum(shards.rows for shards in sets))

@@ -1,4 +1,4 @@
-"""The evaluations at the end of a training, on whole materials that it held out: embedded ones, or of a folder."""
+"""The evaluations at the end of a training, on whole held-out materials: embedded ones, or those of a folder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from tomat.train.settings.config import TrainConfig
 
 MOST_SHOWN = 20
-"""Files that are said by name."""
+"""Most files that are listed by name."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
     names: Sequence[str]
     load: "Callable[[str], DensityGrid]"
-    """Reads one, on the grid that it was tokenized on."""
+    """Reads a density on the grid that it was tokenized on."""
     load_whole: "Callable[[str], DensityGrid]"
-    """Reads one on the grid that it is predicted on."""
+    """Reads a density on the grid that it is predicted on."""
     words: tuple[str, str]
-    """Where they are from: for the first evaluation, and for the second."""
+    """Where the densities come from, in words: for the teacher-forced and for the free-running evaluation."""
     groups: Mapping[str, str] | None = None
-    """Of each embedded one, its group."""
+    """Name of an embedded material -> its group."""
 
 
 def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> HeldOut | None:
-    """What a run can be evaluated on: all that was held out, or as many as `evaluation.materials` says; None for a run
-    on shard sets, which hold densities only as tokens, and for one that held nothing out."""
+    """The materials that a run is evaluated on: all held-out ones, or as many as `evaluation.materials` says. None for
+    a run on shard sets, which hold densities only as tokens, and for a run that held nothing out."""
     asked = config.evaluation
     if data is not None:
         every = data.splits.get("validation", ())
@@ -60,8 +60,8 @@ def held_out_materials(config: "TrainConfig", data: "FolderData | None") -> Held
 
 
 def held_out_of_run(config: "TrainConfig", run_dir: Path) -> HeldOut:
-    """What a run on a folder of densities was evaluated on at its end, by the record of its data; says which files
-    those are."""
+    """The materials that a run on a folder of densities was evaluated on at its end, from the record of its data. Their
+    files are listed on the terminal."""
     from tomat.data.dataset.folder import FOLDER_FILE, held_out_by_record
 
     assert config.data.input is not None  # or `DataConfig` would have refused it
@@ -84,7 +84,7 @@ def held_out_of_run(config: "TrainConfig", run_dir: Path) -> HeldOut:
 def evaluate_held_out(
     config: "TrainConfig", run_dir: Path, held: HeldOut
 ) -> "tuple[TeacherForcedResult | None, FreeRunningResult | None]":
-    """The evaluations which are asked for and which the model can do, each with a picture of the first material."""
+    """Run the evaluations that were asked for and that the model can do, with pictures of the first material if set."""
     from tomat.data.density.crystal import Crystal
     from tomat.data.density.outputs import write_density
     from tomat.model.any_decoder import is_field
@@ -114,7 +114,7 @@ def evaluate_held_out(
             crystal, accept = Crystal.of(truth), tuple(ACCEPTABLE)
             prediction = predictor.predict(crystal, truth.grid_shape, electrons=first.electrons, accept=accept)
             draw_plane(predicted_plane(prediction.rho, truth), run_dir / PREDICTION_FIGURE)
-            # For the run's page, where both are turned and sliced.
+            # For the run's page, which draws both densities.
             write_density(truth, run_dir / REFERENCE_DENSITY, "cube")
             write_density(prediction, run_dir / PREDICTED_DENSITY, "cube")
     return evaluation, free_running
@@ -128,7 +128,7 @@ def evaluate_with_bar(
     settings: Mapping[str, Any],
     report: Path | None = None,
 ) -> "TeacherForcedResult":
-    """Evaluate under a progress bar, keeping finished materials beside the report to be, if there is to be one."""
+    """Evaluate under a progress bar. If there will be a report, finished materials are kept in a file beside it."""
     from tomat.predict.evaluation.result import PartialResults
 
     partial = None
@@ -162,7 +162,7 @@ def predict_with_bar(
     settings: Mapping[str, Any],
     groups: Mapping[str, str] | None = None,
 ) -> "FreeRunningResult":
-    """Free-running evaluation under a progress bar; `groups`: of materials, to be told apart."""
+    """Free-running evaluation under a progress bar. `groups`: material -> the group whose figures it counts in."""
     from tomat.predict.evaluation.free_running import evaluate_free_running
 
     with progress() as bar:
@@ -181,5 +181,5 @@ def predict_with_bar(
 
 
 def partial_path(report: Path) -> Path:
-    """Where finished materials are kept beside a report to be."""
+    """The file for finished materials, beside a report that is not written yet."""
     return report.with_name(report.name + ".partial")

@@ -1,4 +1,4 @@
-"""Each training compound predicted by a run of the recipe that has not seen it."""
+"""Leave-one-out: predicts each training compound by a run of the recipe that was not trained on it."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,18 +22,18 @@ from tomat.train.run import train
 from tomat.train.settings.config import TrainConfig, config_hash
 
 EVALUATION = "leave-one-out.json"
-"""Of a run's folder: its figures on the compound that it was without. Where it is, nothing is left to do."""
+"""File in a run's folder with its figures on the compounds that were left out. If it exists, the run is done."""
 
 
 def leave_one_out(
     load: Callable[[Sequence[str]], TrainConfig], asked: Sequence[str] | None = None, folds: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Train and judge a run without each compound in turn, in this process; what has ended is read, what was
-    interrupted goes on. Returns the free-running figures (`FreeRunningResult.to_dict`) by compound.
+    """Train and evaluate a run without each compound in turn, in this process. A finished run is read, an interrupted
+    run continues. Returns the free-running figures (`FreeRunningResult.to_dict`) by compound.
 
-    `load` gives the configuration of the recipe with further words; `asked` are some of its training compounds (None:
-    all). `folds`: leave out that many groups of compounds instead, one after the other; a run of a group knows less
-    than one without a compound alone, and has no better error.
+    `load` gives the configuration of the recipe with further words. `asked` are some of its training compounds (None:
+    all). `folds`: divide the compounds into that many groups and leave out one group at a time. Such a run learns from
+    fewer compounds than one without a single compound, so its error should not be smaller.
     """
     recipe = load([])
     if recipe.data.source != "embedded" or recipe.data.left_out:
@@ -49,7 +49,7 @@ def leave_one_out(
         raise TomatError(f"--folds is {folds}; expected from 2 to the {len(chosen)} compounds that are left out.")
     groups = {name: [name] for name in chosen}
     if folds is not None:
-        # Every n-th, since the compounds of an element stand beside each other.
+        # Every n-th compound, because compounds of the same element are next to each other.
         groups = {f"fold-{k + 1}-of-{folds}": chosen[k::folds] for k in range(folds)}
     found: dict[str, dict[str, Any]] = {}
     for index, (label, names) in enumerate(groups.items(), 1):
@@ -61,7 +61,7 @@ def leave_one_out(
         tell(f"{index} of {len(groups)}: without {', '.join(names)} ({n_cells} cells)", highlight=False)
         if report.exists():
             kept, _ = parse_checked(read_bytes(report), str(report), "an evaluation", "Delete it.")
-            kept = kept if "settings" not in kept else {label: kept}  # of a compound alone, as before there were folds
+            kept = kept if "settings" not in kept else {label: kept}  # older files have the figures of one compound
             if any(one["settings"].get("config") != config_hash(config) for one in kept.values()):
                 raise TomatError(f"{report} is of a recipe with other settings; name another --output_dir.")
             found |= kept
@@ -86,7 +86,7 @@ def leave_one_out(
 
 
 def over_compounds(found: dict[str, dict[str, Any]]) -> tuple[Table, dict[str, float]]:
-    """A row a compound, mean over its cells, the worst first; and median and mean over the compounds, fractions."""
+    """A row for each compound (mean over its cells, worst first); median and mean over the compounds, as fractions."""
     keys = ("free_running_nmae", "promolecule_nmae")
     judged = {name: figures["over_materials"] for name, figures in found.items() if "over_materials" in figures}
     if not judged:

@@ -1,4 +1,4 @@
-"""Plans and utilisations as `import tomat` offers them; `tomat mfu` prints what is computed here."""
+"""Plans and MFU for `import tomat`. `tomat mfu` prints the figures that `mfu` computes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def plan(
     cache_dir: str | os.PathLike[str] | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Plan:
-    """The plan of a training step, compiled for a TPU slice that is not there, or found in the cache.
+    """The plan of a training step, compiled for a TPU slice that need not be present, or found in the cache.
 
     Args:
-        config: Of the run: a file, the name of a configuration that ships, or what `load_config` gave.
+        config: Configuration of the run: a file, the name of a packaged configuration, or a result of `load_config`.
         slice: Accelerator type, such as `v6e-16`; None: the configuration's.
-        overrides: Settings over those of a file, word by word: `["--model.num_layers", "2"]`.
-        cache_dir: Of compiled programs; None: that of `tomat plan`.
-        on_stage: Told what is being done.
+        overrides: Settings that replace those of a file, as words: `["--model.num_layers", "2"]`.
+        cache_dir: Folder of compiled programs; None: the one of `tomat plan`.
+        on_stage: Called with the current stage in words.
 
     Raises:
         TomatError: No such configuration or slice, no compiler (`uv sync --extra plan`), or a step that cannot be
-            built. That it does not fit is an answer.
+            built. A step that does not fit is not an error.
     """
     from tomat.perf.plan.compile.topology import planned_slice
     from tomat.perf.plan.plan import make_plan
@@ -56,22 +56,22 @@ def mfu(
     overrides: Sequence[str] = (),
     atoms: int | None = None,
 ) -> dict[str, Any]:
-    """What share of the chips' peak a step has reached, by every convention; the figures of `tomat mfu --json`.
+    """The share of the chips' peak that a step reaches, by every convention: the figures of `tomat mfu --json`.
 
     Args:
         config_or_run: A configuration as for `plan`, with `step_seconds`; or the folder of a run, whose log has the
             times of its steps.
-        slice: Accelerator type, such as `v6e-16` or `h100x8`; None: the configuration's, and of a run the devices that
-            it ran on, which this must not contradict.
+        slice: Accelerator type, such as `v6e-16` or `h100x8`; None: the configuration's, or for a run the devices that
+            it ran on. A given slice must not contradict these devices.
         step_seconds: Duration of a step.
         overrides: As for `plan`.
-        atoms: Of a typical material, for the useful tokens; None: 12.
+        atoms: Number of atoms of a typical material, for the count of useful tokens; None: 12.
 
     Returns:
         Figures with their units in the names; MFUs are fractions.
 
     Raises:
-        TomatError: No such configuration, run or slice, FLOPs that are not known, or a step that is shorter than its
+        TomatError: No such configuration, run or slice, unknown FLOPs, or a step time that is shorter than the useful
             work takes at the chips' peak.
     """
     is_run = isinstance(config_or_run, (str, os.PathLike)) and Path(config_or_run).is_dir()
@@ -107,8 +107,8 @@ def _work(config: TrainConfig, platform: str, atoms: int | None) -> StepWork:
     from tomat.model.devices import ignore_absent_tpu
     from tomat.train.mfu import TYPICAL_ATOMS, step_work
 
-    ignore_absent_tpu(say=False)  # shapes alone are asked of JAX
-    # The layout itself refuses atoms beside which not one voxel fits; some layouts cut the sequence instead.
+    ignore_absent_tpu(say=False)  # JAX only computes shapes here
+    # A layout refuses a number of atoms that leaves no place for a voxel, but some layouts cut the sequence instead.
     layout = config.data.sequence_layout
     if atoms is not None and layout.preamble_tokens(atoms, layout.default_shape) >= config.seq_len:
         raise TomatError(f"--atoms is {atoms}, whose tokens fill a sequence of {config.seq_len:,}; give fewer atoms.")
@@ -150,7 +150,7 @@ def _mfu_of_run(run_dir: Path, slice_name: str | None, overrides: Sequence[str],
 
 
 def _refuse_impossible(result: dict[str, Any], said: str, advice: str) -> None:
-    """Stop at a step that is shorter than its useful work takes at the chips' peak, where the slice is known."""
+    """Raise an error if a step is shorter than its useful work takes at the chips' peak (only for a known slice)."""
     if result["slice"] is not None and result["mfu_useful"] > 1:
         least = f"{result['slice']} at least {result['mfu_useful'] * result['step_seconds']:.3g} s at its peak"
         raise TomatError(f"{said}: the useful work of the step alone takes {least}. {advice}")

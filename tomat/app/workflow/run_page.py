@@ -1,4 +1,4 @@
-"""The page of a run, `README.md` in the run's folder: what ran, what it learnt, how fast."""
+"""The page of a run, `README.md` in the run's folder: its setup, losses, speeds, evaluations, history and settings."""
 
 import statistics
 from pathlib import Path
@@ -103,7 +103,7 @@ def _picture(folder: Path, name: str) -> list[Part]:
 
 
 def _origin(events: list[dict[str, Any]]) -> list[Part]:
-    """Says that the weights are not the run's own from the first step on."""
+    """Says where the first weights come from, if the run is a fork or a warm start."""
     lines: list[Part] = []
     for event in events:
         if event["event"] == "fork":
@@ -121,7 +121,7 @@ def _origin(events: list[dict[str, Any]]) -> list[Part]:
 
 
 def history_summary(events: list[dict[str, Any]]) -> str:
-    """One sentence: interruptions survived, steps done again, changes."""
+    """One sentence with the numbers of survived interruptions, repeated steps and changed settings."""
     resumes = [event for event in events if event["event"] == "resume"]
     orderly = sum(event.get("after") == "preempted" for event in resumes)
     killed = sum(event.get("after") == "killed" for event in resumes)
@@ -134,7 +134,7 @@ def history_summary(events: list[dict[str, Any]]) -> str:
 
 
 def _training(rows: list[dict[str, Any]], ran: list[dict[str, Any]]) -> list[Part]:
-    """Losses of all rows, speeds of those that `ran_steps` keeps."""
+    """Losses over all rows; speeds over the rows that `ran_steps` keeps (`ran`)."""
     more: list[tuple[str, str | None]] = []
     for one in TABLE_UTILISATIONS:
         values = [row[one.key] for row in steady(ran) if is_figure(row.get(one.key))]

@@ -1,4 +1,4 @@
-"""From densities to an evaluated model: train, evaluate what was held out, draw it, and write the run's page."""
+"""From densities to an evaluated model: trains, evaluates held-out materials, draws them, and writes the run's page."""
 
 import datetime
 import math
@@ -27,9 +27,9 @@ def train_and_report(
     stop: "StopRequest | None" = None,
     asked: "Asked | None" = None,
 ) -> dict[str, Any]:
-    """Train, evaluate, draw, write the page; returns the run's figures, units in the keys. `started` is
-    `time.monotonic()` when the user's command began, for `total_seconds`; `stop` listens to SIGTERM (None: only the
-    training does); `asked` says in the log of the output folder how the run was asked for (None: by Python)."""
+    """Train, evaluate, draw and write the page. Returns the run's figures, with units in the keys. `started` is
+    `time.monotonic()` when the user's command began, for `total_seconds`. `stop` listens to SIGTERM (None: only the
+    training does). `asked` tells the log of the output folder how the run was started (None: from Python)."""
     import jax
 
     from tomat.app.workflow.folder_run import prepared
@@ -55,12 +55,12 @@ def train_and_report(
         from tomat.predict.weights.record import is_weights_folder, read_weights_record
 
         weights = result.run_dir / WEIGHTS_FOLDER
-        # A run that was given more steps has those of its earlier end.
+        # A run that was continued with more steps has the weights of its earlier end.
         if not is_weights_folder(weights) or read_weights_record(weights).step != result.steps - 1:
             shutil.rmtree(weights, ignore_errors=True)
             write_distilled(result.run_dir, weights)
         console.print(f"weights: {weights}", soft_wrap=True)
-    # After SIGTERM what is left of the grace is for the pages: the steps are saved.
+    # After SIGTERM the steps are saved, and the rest of the grace period is for the pages.
     profile_page = write_profile_page(config, result)
     evaluation = free_running = None
     held = None if result.preempted else held_out_materials(config, data)
@@ -80,15 +80,15 @@ def train_and_report(
         RunFolder.of(config).log_end()
     if jax.process_index() == 0:
         page = write_training_page(config, result, evaluation, free_running)
-        if not result.preempted:  # of a long log it takes half a minute, which a grace does not have
+        if not result.preempted:  # for a long log it takes half a minute, too long for a grace period
             try:
                 write_page(result.run_dir / HTML_FILE, run_page(str(result.run_dir), config.run_dir))
-            except TomatError as error:  # the run is whole without it
+            except TomatError as error:  # the run is complete without this page
                 warn(f"no {HTML_FILE}: {error}")
         if is_remote(config.output_dir):
             publish(config.run_dir, result.run_dir, PAGE_FILES)
             if profile_page is not None:
-                # Its record and its figures have the run's name, too.
+                # The names of its record and its figures also begin with the run's name.
                 RunFolder.of(config).publish_tree(Path(config.tracking_dir), TRACKING_FOLDER, f"**/{config.run_name}*")
         if not result.preempted:
             keep_pages(config, result.run_dir)
@@ -106,7 +106,7 @@ def train_and_report(
 
 
 def loss_change(first: float, last: float) -> str:
-    """` (2.3 times lower)`, ` (1.1 % higher)`; nothing where the two are equal or a ratio says nothing."""
+    """` (2.3 times lower)` or ` (1.1 % higher)`; empty if the losses are equal or have no meaningful ratio."""
     if not (math.isfinite(first) and math.isfinite(last) and first > 0 and last > 0):
         return ""
     if first >= 1.5 * last:
@@ -118,7 +118,7 @@ def loss_change(first: float, last: float) -> str:
 
 
 def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | None:
-    """The tracking page of a profiled run: where each cycle of a step went, and the MFU by every convention."""
+    """Write the tracking page of a profiled run: where the time of a step went, and the MFU by every convention."""
     import jax
 
     from tomat.app.workflow.public import mfu
@@ -148,6 +148,6 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
             config_hash=config_hash(config),
         )
     except TomatError as error:
-        # The run itself is whole; a trace that cannot be read must not make it look failed.
+        # The run itself is complete. A trace that cannot be read must not make it look failed.
         warn(f"no profile page: {error}")
         return None

@@ -1,6 +1,6 @@
-"""The pages of a run, kept in Weights & Biases beside its curves.
+"""Stores the pages of a run in Weights & Biases beside its curves.
 
-They show the evaluation that follows the training, when the training's trackers are closed; so the W&B run is opened
+The pages show the evaluation after the training. The training's trackers are closed by then, so the W&B run is opened
 again.
 """
 
@@ -21,10 +21,10 @@ ARTIFACT_TYPE = "page"
 
 
 def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
-    """Log the pages of a run as one artifact, `RUN-page`, unless its W&B is off; whether they were logged.
+    """Log the pages of a run as one artifact, `RUN-page`, unless its W&B is off. Returns whether they were logged.
 
-    W&B that fails or does not answer within `trackers.wandb.background_finish_timeout` is a warning: the pages are in
-    the run's folder.
+    If W&B fails or does not answer within `trackers.wandb.background_finish_timeout`, this is only a warning: the pages
+    are in the run's folder.
     """
     from tomat.train.tracking import end_wandb
 
@@ -43,7 +43,7 @@ def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
                 id=config.run_name,
                 name=wandb.name,
                 mode=wandb.mode,  # pyright: ignore[reportArgumentType]
-                # As the trackers of a run that goes on.
+                # The same as for the trackers of a run that continues.
                 resume="allow",
                 settings=library.Settings(console="off", save_code=False, silent=True, x_disable_stats=True),
             )
@@ -53,10 +53,10 @@ def keep_pages(config: "TrainConfig", run_dir: Path) -> bool:
                     artifact.add_file(str(run_dir / name))
             run.log_artifact(artifact)
             run.finish()
-        except BaseException as error:  # of a thread: what is not caught is lost
+        except BaseException as error:  # in a thread, an error that is not caught is lost
             failed.append(error)
 
-    # W&B tries again for hours where there is no network; a slice costs money meanwhile.
+    # Without a network W&B retries for hours, while the slice costs money.
     thread = threading.Thread(target=log, name="wandb-page", daemon=True)
     thread.start()
     thread.join(wandb.background_finish_timeout)

@@ -1,1 +1,1 @@
-"""What measures the chip that is here, or tunes kernels with its compiler; the processes of studies and of the lab."""
+"""Measures this machine's chip, tunes kernels with the TPU compiler, and starts processes for studies and the lab."""

@@ -1,7 +1,7 @@
-"""`tomat bench chip`: kernels and collectives timed on the TPU or GPU that is there, as a record to calibrate on.
+"""`tomat bench chip`: times kernels and collectives on this machine's TPU or GPU, as a record to calibrate plans on.
 
-The kernels of one device go into a CSV in the format of `tomat/perf/timed_kernels/timings.py`, a row as soon as it is
-timed; what is not of one kernel goes into a JSON beside it.
+The kernels of one device go into a CSV in the format of `tomat/perf/timed_kernels/timings.py`, each row as soon as it
+is timed. Everything else goes into a JSON beside it.
 """
 
 import argparse
@@ -27,15 +27,15 @@ from tomat.model.joining import join_processes
 from tomat.perf.timed_kernels.own import SPLASH, own_program
 
 MEMORY_SHARE = 0.9
-"""Of a device's memory that arrays may fill: a program has temporaries, and memory its holes."""
+"""Share of a device's memory that arrays may fill. The rest is for temporaries and fragmentation."""
 NEAR_DISPATCH = 5.0
-"""A program that takes less than this many dispatches is named: its time may be the host's."""
+"""A program that takes less time than this many dispatches is reported: its time may be the host's."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time what is not in the record yet, then the collectives, and write both files."""
+    """Time the kernels that are not in the record yet, then the collectives, and write both files."""
     show("Looking for devices.")
-    # Its import takes seconds, of which something should have been said.
+    # Imported after the message, because the import takes seconds.
     from levanter.distributed import DistributedConfig
 
     ignore_absent_tpu()
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if leads:
         report |= _time_kernels(machine, args, quick)
-    else:  # in the first collective
+    else:  # this host waits in the first collective
         show("Waiting for the first host, which times the kernels.")
     rows: list[dict[str, Any]] = []
     if n_devices == 1:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         rows = time_collectives(jax.devices(), quick=quick)
     report |= {"collectives": rows, "collective_fits": fit_collectives(rows)}
     if leads:
-        # Beside the rows, too: `tomat plan --calibrate --kernels` looks for the collectives there.
+        # Also written beside the CSV, where `tomat plan --calibrate --kernels` looks for the collectives.
         written = args.output.with_suffix(".json")
         write_json(written, report)
         write_report(args.json, report)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _time_kernels(machine: Machine, args: argparse.Namespace, quick: bool) -> dict[str, Any]:
-    """Time the rows that the CSV does not have, as long as there is time; what is not of one of them, for the JSON."""
+    """Time the rows that the CSV lacks, until the time is up. Returns the figures for the JSON."""
     record = Record(args.output, machine)
     rows = quick_rows() if quick else full_rows()
     if machine.device.platform != "tpu":
@@ -90,7 +90,7 @@ def _time_kernels(machine: Machine, args: argparse.Namespace, quick: bool) -> di
     waiting = [row for row in rows if not record.has(row)]
     if had := len(rows) - len(waiting):
         show(f"{counted(had, 'row')} of {len(rows)} {is_or_are(had)} in {args.output} already.")
-    # What the host takes to dispatch one program, by one that does next to nothing.
+    # The time that the host needs to dispatch one program, measured with one that does almost nothing.
     dispatch_seconds = time_row(machine, ("tomat_copy", {"x": "f32[8,128]"}, {}), seconds=0.1)[0].seconds_median
     refused: list[dict[str, Any]] = []
     late: list[str] = []
@@ -133,8 +133,8 @@ def _time_kernels(machine: Machine, args: argparse.Namespace, quick: bool) -> di
 
 
 def time_row(machine: Machine, row: Row, *, seconds: float) -> tuple[RunTimes, int]:
-    """Compile a row's program, run it for about `seconds`; its times and the compiler's peak memory in bytes, 0 where
-    the backend does not say it.
+    """Compile a row's program and run it for about `seconds`. Returns its times and the compiler's peak memory in
+    bytes, 0 if the backend does not report it.
     """
     program = own_program(*row)
     try:
@@ -142,7 +142,7 @@ def time_row(machine: Machine, row: Row, *, seconds: float) -> tuple[RunTimes, i
         in_flight = 4
         if machine.memory_bytes is not None:
             room = MEMORY_SHARE * machine.memory_bytes - operands
-            # One runs while one is dispatched: two results at least are held beside the operands.
+            # One program runs while the next is dispatched, so at least two results are held beside the operands.
             if room < 2 * results:
                 raise TomatError(
                     f"it needs {readable_bytes(operands + 2 * results)}, and {MEMORY_SHARE:.0%} of the device's "
@@ -162,9 +162,9 @@ def time_row(machine: Machine, row: Row, *, seconds: float) -> tuple[RunTimes, i
 
 
 def _noise(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Values like noise, made on the device without temporaries: a chip's clock may depend on what it multiplies.
+    """Noise-like values, made on the device without temporaries. A chip's clock may depend on the values it multiplies.
 
-    They are between -1 and 1; a weight's are smaller, so that a chain of products neither vanishes nor overflows soon.
+    They are between -1 and 1. Those of weights are smaller, so that a chain of products does not vanish or overflow.
     """
     made = {}
     for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""The record that `tomat bench chip` writes: the CSV of a machine's kernels, and the best rates among them."""
+"""The record of `tomat bench chip`: the CSV of a machine's kernels, and the best rates among them."""
 
 import csv
 import io
@@ -23,9 +23,9 @@ from tomat.perf.timed_kernels.timings import COLUMNS, cell_value, read_cells
 
 PEAK_MATMULS = ("tomat_matmul", "tomat_matmul_transposed")
 PEAK_STREAMS = ("tomat_add", "tomat_adam", "tomat_copy", "tomat_row_sum", "tomat_swiglu")
-"""Each array is read once or written once, which is what their bytes count."""
+"""Operations that read or write each array once, as their count of bytes assumes."""
 SMALLEST_STREAM_BYTES = 2**29
-"""Below, a good part of the arrays may stay in the memory on the chip (v6e: 128 MiB; H200: 50 MiB)."""
+"""For smaller arrays, a large part may stay in the memory on the chip (v6e: 128 MiB; H200: 50 MiB)."""
 
 type CsvRow = dict[str, str]
 """Column -> cell."""
@@ -37,27 +37,27 @@ class Machine:
     chip: Chip | None
     """None: not in the table of chips."""
     versions: str
-    """JAX and the runtime, as each row says them."""
+    """Versions of JAX and the runtime, as they stand in each row."""
     memory_bytes: int | None
-    """None: not said, as by a CPU."""
+    """None: the device does not report its memory, such as a CPU."""
 
     @property
     def name(self) -> str:
-        """Of the chip, as the column `chip` has it."""
+        """Name of the chip in the column `chip`."""
         return self.chip.name if self.chip is not None else self.device.device_kind
 
     @classmethod
     def here(cls) -> "Machine":
         device = jax.local_devices()[0]
         chip = chip_for_device_kind(device.device_kind)
-        # "PJRT C API\nTFRT TPU v6 lite\nBuilt on ..." on a TPU, where it names the build of libtpu.
+        # On a TPU this is "PJRT C API\nTFRT TPU v6 lite\nBuilt on ...", which names the build of libtpu.
         runtime = " ".join(device.client.platform_version.split())
         memory = (device.memory_stats() or {}).get("bytes_limit")
         return cls(device, chip, f"jax {jax.__version__}, {runtime}", memory)
 
 
 def row_name(row: Row) -> str:
-    """`tomat_matmul x bf16[8,16] w bf16[16,32]`, with settings where there are any."""
+    """`tomat_matmul x bf16[8,16] w bf16[16,32]`, followed by the settings if there are any."""
     op, arguments, settings = row
     words = [f"{name} {value}" for name, value in {**arguments, **settings}.items()]
     return " ".join([op, *words])
@@ -73,18 +73,18 @@ def traffic_bytes(program: OwnProgram) -> tuple[int, int]:
 
 
 class Record:
-    """The CSV of a machine's kernels: rows of other chips and programs stay, a row of other versions is replaced."""
+    """The CSV of a machine's kernels. Rows of other chips and programs stay; a row with other versions is replaced."""
 
     def __init__(self, path: Path, machine: Machine) -> None:
         self.path, self.machine = path, machine
         self.rows = [cells for _, cells in read_cells(path)] if path.exists() else []
 
     def has(self, row: Row) -> bool:
-        """Whether this machine's versions have timed it."""
+        """Whether the row was timed with this machine's versions."""
         return _key(self._cells(row)) in map(_key, self.of_machine())
 
     def add(self, row: Row, times: RunTimes, memory_bytes: int) -> None:
-        """Write the file with this row."""
+        """Add a row and write the file."""
         cells = self._cells(row) | {
             "ms_median": f"{1e3 * times.seconds_median:.6g}",
             "ms_min": f"{1e3 * times.seconds_min:.6g}",
@@ -99,7 +99,7 @@ class Record:
         write_text(self.path, text.getvalue())
 
     def of_machine(self) -> list[CsvRow]:
-        """Rows that this machine's versions have timed; damaged ones are not among them."""
+        """Rows that were timed with this machine's versions, without damaged ones."""
         here = self.machine.name, self.machine.versions
         rows = [row for row in self.rows if (row["chip"], mapping(cell_value(row["settings"])).get(TIMED_WITH)) == here]
         return [row for row in rows if _is_whole(row)]
@@ -111,7 +111,7 @@ class Record:
 
 
 def _key(cells: CsvRow) -> tuple[str, str]:
-    """What names a program: nothing that its time depends on besides."""
+    """Identifies a chip and a program, without the versions that timed it."""
     return cells["chip"], json.dumps(row_of(cells), sort_keys=True)
 
 
@@ -130,7 +130,7 @@ def _is_whole(cells: CsvRow) -> bool:
 
 
 def measured_peaks(chip: Chip | None, rows: Sequence[CsvRow]) -> dict[str, Any]:
-    """The best rates among `rows`, and their shares of the table's peaks of one device; None where there is none."""
+    """The best rates among `rows` and their shares of one device's peaks in the table of chips; None if not known."""
     flops: dict[str, float] = {}
     streams: dict[str, float] = {}
     for cells in rows:

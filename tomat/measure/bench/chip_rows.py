@@ -1,7 +1,7 @@
-"""Which programs `tomat bench chip` times: what a cost model of kernels must tell apart, and little else.
+"""The programs that `tomat bench chip` times: those that a cost model of kernels must tell apart, and few others.
 
-Sizes are chosen for a v6e (918 TFLOP/s, 1.6 TB/s, 128 MiB of fast memory on the chip): what runs alone takes 0.1 ms or
-more there, what is shorter is repeated in one program for about a millisecond.
+Sizes are chosen for a v6e (918 TFLOP/s, 1.6 TB/s, 128 MiB of fast memory on the chip). There a single kernel takes 0.1
+ms or more; a shorter one is repeated in one program for about a millisecond.
 """
 
 import re
@@ -10,21 +10,21 @@ from itertools import zip_longest
 from typing import Any
 
 type Row = tuple[str, dict[str, str], dict[str, Any]]
-"""Operation, arrays, settings, as `tomat/perf/timed_kernels/own.py` takes them."""
+"""Operation, arrays and settings, as arguments of `tomat/perf/timed_kernels/own.py`."""
 
 MATMULS = (
     # Tokens, inner, outer: layers of 200M, 1B and 8B decoders and their heads.
     (32768, 1024, 1024), (32768, 1024, 4096), (32768, 4096, 1024), (32768, 1024, 16384), (16384, 2048, 8192),
     (8192, 4096, 4096), (8192, 4096, 6144), (8192, 4096, 14336), (8192, 14336, 4096), (24576, 4096, 14336),
-    # No multiples of 256.
+    # Sizes that are not multiples of 256.
     (16384, 1152, 4608), (32760, 1024, 4096), (8192, 4096, 18570), (8192, 1000, 3000), (12000, 720, 2880),
-    # Square ones; a narrow and a wide one, bound by HBM.
+    # Square matmuls; then narrow and wide ones, bound by HBM.
     (4096, 4096, 4096), (8192, 8192, 8192), (65536, 4096, 128), (65536, 128, 4096), (256, 8192, 32768),
 )  # fmt: skip
 MATMULS_F32 = ((8192, 4096, 4096), (8192, 1152, 4608), (4096, 1000, 3000))
 MATMULS_TRANSPOSED = ((8192, 4096, 14336), (32768, 1024, 4096), (16384, 1152, 4608), (8192, 720, 2880))
 CHAINS = (
-    # Rows, inner, outer, links, loop: from the fixed cost of a kernel upwards.
+    # Rows, inner, outer, links, loop, starting with sizes where the fixed cost of a kernel dominates.
     (8, 128, 128, 1, 1000), (8, 128, 128, 16, 100), (256, 256, 256, 4, 200), (128, 1024, 4096, 1, 200),
     (512, 768, 3072, 2, 100), (512, 1024, 4096, 8, 10), (2048, 1024, 4096, 1, 50), (2048, 1152, 4608, 1, 50),
     (1024, 4096, 4096, 1, 20),
@@ -47,7 +47,7 @@ SPLASH_BACKWARD_TILES: tuple[dict[str, Any], ...] = (
 
 
 def full_rows() -> list[Row]:
-    """All rows, one of each operation in turn: a set that was stopped has some of every kind."""
+    """All rows, one of each operation in turn, so that a stopped measurement has some of every kind."""
     groups: dict[str, list[Row]] = {}
     for row in _rows():
         groups.setdefault(row[0], []).append(row)
@@ -55,7 +55,7 @@ def full_rows() -> list[Row]:
 
 
 def quick_rows() -> list[Row]:
-    """The first row of each operation, tiny: for a CPU, or to see that everything runs."""
+    """The first row of each operation with tiny sizes, for a CPU or to check that everything runs."""
 
     def tiny(row: Row) -> Row:
         op, arrays, settings = row
@@ -77,7 +77,7 @@ def _rows() -> Iterator[Row]:
     for m, k, n, links, loop in CHAINS:
         arrays = {"x": f"bf16[{m},{k}]", "up": f"bf16[{k},{n}]", "down": f"bf16[{n},{k}]"}
         yield "tomat_matmul_chain", arrays, {"links": links, "loop": loop}
-    # Fixed cost, then arrays that fit the memory on the chip.
+    # First the fixed cost, then arrays that fit into the memory on the chip.
     for rows, loop in ((8, 1000), (256, 500), (2048, 100)):
         yield "tomat_add", {"x": f"f32[{rows},1024]", "y": f"f32[{rows},1024]"}, {"links": 2, "loop": loop}
     yield "tomat_rms_norm", {"x": "bf16[512,1024]", "scale": "f32[1024]"}, {"links": 4, "loop": 50}
@@ -90,7 +90,7 @@ def _rows() -> Iterator[Row]:
         yield "tomat_adam", dict.fromkeys(("parameter", "mean", "square", "gradient"), f"f32[{rows},4096]"), {}
     for rows in (2**15, 2**18):
         yield "tomat_copy", {"x": f"f32[{rows},4096]"}, {}
-    # Rows of several widths: 1 GB each; the pieces of a column slice are 4 and 16 KB, their strides 16 to 512 KB.
+    # Arrays of 1 GB with several row widths. Pieces of a column slice are 4 and 16 KB, their strides 16 to 512 KB.
     for width in WIDTHS:
         yield "tomat_row_sum", {"x": f"f32[{2**28 // width},{width}]"}, {}
         yield "tomat_column_sum", {"x": f"f32[{2**28 // width},{width}]"}, {}
@@ -107,7 +107,7 @@ def _rows() -> Iterator[Row]:
     for tiles, backward in zip(SPLASH_TILES, SPLASH_BACKWARD_TILES, strict=True):
         yield "tomat_splash_attention", _attention(1, 8, 4, 8192, 128), tiles
         yield "tomat_splash_attention_backward", _backward(1, 8, 4, 8192, 128), backward
-    # The 200M: 16 heads of 64, 4,608 positions; and short sequences.
+    # The 200M model: 16 heads of 64, 4,608 positions; then short sequences.
     for tiles in ({"block_q": 512, "block_kv": 512}, {"block_q": 1536, "block_kv": 1536, "block_kv_compute": 768}):
         yield "tomat_splash_attention", _attention(8, 16, 1, 4608, 64), tiles
     yield "tomat_splash_attention_backward", _backward(8, 16, 1, 4608, 64), {"block_q_dkv": 512, "block_kv_dkv": 512}

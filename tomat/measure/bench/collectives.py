@@ -1,4 +1,4 @@
-"""The collectives that a sharded step uses, timed over all devices of a slice, and their law: a start and a rate."""
+"""Times the collectives of a sharded step over all devices of a slice, and fits a start time and a rate to them."""
 
 import functools
 import re
@@ -21,37 +21,37 @@ SIZES_BYTES = (2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
 QUICK_SIZES_BYTES = (2**14, 2**16, 2**18)
 LANES = 128
 TILE_BYTES = 4 * 8 * LANES
-"""Parts are of whole float32 tiles, split by rows: of one long row, XLA:TPU makes an all-reduce of a reduce-scatter."""
+"""Parts are whole float32 tiles, split by rows: with one long row, XLA:TPU makes a reduce-scatter an all-reduce."""
 ROUNDS = 2
-"""Rounds of a loop's body: the second writes where the first has read. After a single one, XLA:TPU copies the result of
-a permute back for the next."""
+"""Rounds in the body of a loop: the second writes where the first has read. With a single round, XLA:TPU copies the
+result of a permute back for the next iteration."""
 LOOP_BYTES = 2**33
 QUICK_LOOP_BYTES = 2**18
-"""Executions of one program move about this together, 32 of the largest, 1,000 at most. The loop begins with a copy of
-its operand through HBM: 0.4 % of it by a v6e's nominal bandwidth and an all-reduce at 200 GB/s."""
+"""All executions in a program move about this many bytes: 32 of the largest size, at most 1,000. The loop begins with a
+copy of its operand through HBM: 0.4 % of its time at a v6e's nominal bandwidth and an all-reduce at 200 GB/s."""
 IN_A_ROW, RUNS = 4, 5
-"""Counts, not seconds: the processes of a slice must dispatch the same."""
+"""Fixed counts in place of a time, because all processes of a slice must dispatch the same number."""
 
 
 @dataclass(frozen=True)
 class CollectiveKind:
-    """One kind, on an array of S bytes a device (of an all-gather its result, of the others their operand)."""
+    """One kind of collective, on an array of S bytes per device (the result of an all-gather, else the operand)."""
 
     step: Callable[[jax.Array, int], jax.Array]
-    """One execution on a device's part `[R, 128]`, given the number of devices; gives an array of its shape."""
+    """(Device's part `[R, 128]`, number of devices) -> result of one execution, with the shape of the part."""
     moved: Callable[[int], float]
-    """Devices -> bytes that each device must send, over S."""
+    """Number of devices -> bytes that each device must send, divided by S."""
     sharded_operand: bool = False
-    """The operand is a device's share, S over the number of devices."""
+    """The operand is a device's share: S divided by the number of devices."""
 
 
 def _with_last(x: jax.Array, result: jax.Array) -> jax.Array:
-    """`x` with one element of `result`: the next round depends on this one, at the cost of one or two tiny kernels."""
+    """`x` with one element of `result`, so that the next round depends on this one; costs one or two tiny kernels."""
     return lax.dynamic_update_slice(x, result[-1:, -1:], (0, 0))
 
 
 KINDS: Mapping[str, CollectiveKind] = {
-    # Bytes moved as the bus bandwidth of nccl-tests counts them (doc/PERFORMANCE.md there).
+    # Bytes moved, counted as for the bus bandwidth of nccl-tests (its doc/PERFORMANCE.md).
     "all-gather": CollectiveKind(
         lambda x, n: _with_last(x, lax.all_gather(x, AXIS, tiled=True)), lambda n: (n - 1) / n, sharded_operand=True
     ),
@@ -68,13 +68,13 @@ KINDS: Mapping[str, CollectiveKind] = {
 }
 
 _OPCODE = re.compile(rf" ({'|'.join(KINDS)})(?:-start)?\(")
-"""A collective of a compiled program's text."""
+"""Matches a collective in the text of a compiled program."""
 
 
 def time_collectives(devices: Sequence[Any], *, quick: bool) -> list[dict[str, Any]]:
-    """Time every kind at every size over all `devices`, in float32, in the order in which JAX would lay a mesh of one
-    axis over them (neighbours on TPUs are neighbours on the links). Sizes of which a device's share would be less than
-    a tile of 8 x 128 are left out. `quick`: small sizes, repeated less. Each is shown.
+    """Time every kind at every size over all `devices`, in float32, and show each. The devices have the order of JAX's
+    mesh with one axis (on TPUs, neighbours in it are neighbours on the links). Sizes for which a device's share is less
+    than a tile of 8 x 128 are left out. `quick`: small sizes, fewer repetitions.
 
     Each program repeats its collective in a loop, so that its dispatch does not count.
     """
@@ -104,7 +104,7 @@ def _timed(mesh: Mesh, name: str, kind: CollectiveKind, size_bytes: int, loop_by
         return lax.fori_loop(0, loop, lambda _, part: kind.step(kind.step(part, n), n), x)
 
     operand = (n * share_rows * (1 if kind.sharded_operand else n), LANES)
-    # Zeros stay finite however often they are summed.
+    # Zeros stay finite, no matter how often they are summed.
     x = jax.jit(lambda: jnp.zeros(operand, jnp.float32), out_shardings=NamedSharding(mesh, spec))()
     compiled = repeated.lower(x).compile()
     times = time_runs(lambda: compiled(x), in_flight=IN_A_ROW, in_a_row=IN_A_ROW, runs=RUNS)
@@ -124,12 +124,12 @@ def _timed(mesh: Mesh, name: str, kind: CollectiveKind, size_bytes: int, loop_by
 
 
 def fit_collectives(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each kind `seconds = start_seconds + bytes_moved_per_device / bytes_per_second`, by least squares of the
-    relative error, so that small and large weigh the same.
+    """Fit `seconds = start_seconds + bytes_moved_per_device / bytes_per_second` for each kind, by least squares of the
+    relative error, so that small and large sizes have the same weight.
 
-    Only rows count whose collective the compiler left as it is: of a reduce-scatter of 256 MiB over a v6e-8, libtpu
-    0.0.46 makes an all-reduce. A kind with fewer than two has no fit. Standard errors follow from the residuals; a
-    slope that is not positive has no rate, and a fit through two sizes no error: None.
+    Only rows whose collective the compiler did not replace count: libtpu 0.0.46 turns a reduce-scatter of 256 MiB over
+    a v6e-8 into an all-reduce. A kind with fewer than two rows has no fit. Standard errors follow from the residuals.
+    The rate is None if the slope is not positive; the errors are None for a fit through two sizes.
     """
     fits = {}
     for kind in dict.fromkeys(row["kind"] for row in rows):

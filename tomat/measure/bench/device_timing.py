@@ -1,4 +1,4 @@
-"""Times a compiled program on the devices that are here: its first runs do not count, its dispatch is hidden."""
+"""Times a compiled program on this machine's devices. The first runs do not count, and the dispatch time is hidden."""
 
 import math
 import time
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 ROW_SECONDS = 0.05
-"""Executions dispatched in a row take about this together, so that the one wait at its end weighs little."""
+"""Executions dispatched in a row take about this long together, so that the single wait at the end matters little."""
 MOST_IN_A_ROW = 2000
 FEWEST_RUNS = 3
 
@@ -24,7 +24,7 @@ class RunTimes:
     seconds_min: float
     seconds_max: float
     runs: int
-    """Rows that were timed."""
+    """Number of rows of executions that were timed."""
 
 
 def time_runs(
@@ -38,17 +38,17 @@ def time_runs(
     """Time `run`, which dispatches one execution and returns its arrays.
 
     Args:
-        run: Called once to warm up, and a few times more to see how long it takes.
-        seconds: How long to go on, in all; at least `FEWEST_RUNS` rows are timed.
-        in_flight: Executions that may be dispatched and not yet done: each holds its result in memory.
-        in_a_row: Executions of a row, all dispatched before the last is waited for; None: as many as take
+        run: Called once to warm up, and a few more times to find out how long it takes.
+        seconds: Total time to go on; at least `FEWEST_RUNS` rows are timed.
+        in_flight: Most executions that are dispatched and not done yet; each holds its result in memory.
+        in_a_row: Number of executions in a row, all dispatched before the last is waited for; None: as many as take
             `ROW_SECONDS`.
-        runs: Rows; None: as many as `seconds` hold. Where several processes run one program together, `in_a_row` and
-            `runs` must be given, or each would count its own.
+        runs: Number of rows; None: as many as fit into `seconds`. If several processes run one program together,
+            `in_a_row` and `runs` must be given, or each process would choose its own numbers.
     """
     jax.block_until_ready(run())
     if in_a_row is None:
-        # A short program is over before its wait is: from a row of ten, not from one.
+        # A short program ends before the wait does, so it is estimated from ten executions and not from one.
         for trial in (1, 10):
             taken = _row(run, trial, in_flight)
             if taken > ROW_SECONDS:

@@ -1,4 +1,4 @@
-"""Processes that the lab and studies start: `tomat` verbs that are watched or killed."""
+"""Starts `tomat` verbs as processes of the lab and of studies, which watch or kill them."""
 
 import contextlib
 import signal
@@ -23,8 +23,8 @@ def tomat_command(*words: str) -> list[str]:
 def started(
     command: list[str], log: Path, end: Callable[[Process], None] = subprocess.Popen.kill, **options: Any
 ) -> Iterator[Process]:
-    """A process that runs `command`, its output at the end of `log`; ended by `end` when the context is left by an
-    exception, such as Ctrl-C, or by SIGTERM."""
+    """Start a process that runs `command` and appends its output to `log`. If it still runs when the context is left,
+    for example by Ctrl-C or SIGTERM, `end` ends it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with sigterm_raised():
         with log.open("a") as output:
@@ -41,8 +41,8 @@ def started(
 
 @contextlib.contextmanager
 def sigterm_raised() -> Iterator[None]:
-    """SIGTERM raises `SystemExit` in the main thread: left to itself, Python ends there and then, and what this process
-    has started runs on. In another thread nothing changes."""
+    """SIGTERM raises `SystemExit` in the main thread. Otherwise Python would end at once, and the processes started
+    here would go on. In another thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -62,7 +62,7 @@ def end_of(log: Path) -> str:
 
 
 def compile_cache(folder: Path) -> dict[str, Any]:
-    """`trainer.jax_config` that keeps every compiled program in `folder`, for the other processes of a benchmark."""
+    """A `trainer.jax_config` that caches every compiled program in `folder`, for the other processes of a benchmark."""
     return {
         "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0,

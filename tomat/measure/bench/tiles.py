@@ -1,5 +1,5 @@
-"""`tomat bench loss-tiles` and `attention-tiles`: tiles of kernels by the compiler's own schedule, and what they win
-against."""
+"""`tomat bench loss-tiles` and `attention-tiles`: compare kernel tiles with each other, and with XLA's loss or JAX's
+splash kernels, by the compiler's own schedule."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from tomat.perf.tuning.tile_tuning import (
 
 
 def parse_tiles(text: str, names: Sequence[str]) -> dict[str, int]:
-    """`4096,256,512,32` as the sizes of these names."""
+    """Parse `4096,256,512,32` as sizes, one for each of `names`."""
     sizes = [int(word) for word in text.split(",") if word.strip().isdigit()]
     if len(sizes) != len(names) or min(sizes) < 1:
         raise TomatError(f"--tiles {text}: expected {len(names)} positive numbers, {','.join(names)}.")
@@ -34,12 +34,12 @@ def parse_tiles(text: str, names: Sequence[str]) -> dict[str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan the candidates, print them and why some were refused, and write what is asked for."""
+    """Plan the candidates, print them and the reasons why some were refused, and write the requested outputs."""
     shape, candidates, caption, headings, figures = (_loss if args.benchmark == "loss-tiles" else _attention)(args)
     cache_dir = args.cache_dir or Path.home() / ".cache" / "tomat" / args.benchmark
     limits = Limits(args.time_limit_seconds, int(args.memory_limit_gib * GIB), int(args.cache_gib * GIB))
     rows = tune(shape, candidates, cache_dir, limits)
-    # Without one that is tuned `--write` has nothing to write, which this refuses.
+    # With `--write`, `table_entry` raises an error if there is no tuned candidate to write.
     entry = table_entry(shape, rows) if args.write or any(row["kernel"] == shape.KERNEL for row in rows) else None
     made = []
     for row in rows:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 type Question = tuple[
     LossShape | AttentionShape, list[Candidate], str, Sequence[str], Callable[[Mapping[str, Any]], Iterable[str]]
 ]
-"""What is planned: shape, candidates; of the table its caption, the first headings and a row's figures below them."""
+"""What is planned (shape, candidates), and its table: caption, first headings, and the cells of a row below them."""
 
 
 def _loss(args: argparse.Namespace) -> Question:
@@ -70,7 +70,7 @@ def _loss(args: argparse.Namespace) -> Question:
     candidates: list[Candidate] = [{"kernel": "xla", "block_positions": block} for block in args.block_positions]
     for text in args.tiles or args.default_tiles:
         tiles = parse_tiles(text, LOSS_NAMES)
-        # What the loss refuses should not cost a compile.
+        # Raises an error for tiles that the loss refuses, before they cost a compile.
         LossConfig(kind=args.kind, vocabulary=args.vocabulary, kernel="pallas", tiles=LossTiles(**tiles))
         candidates.append({"kernel": "pallas", "tiles": tiles})
 
@@ -95,7 +95,7 @@ def _attention(args: argparse.Namespace) -> Question:
     for text in args.tiles or args.default_tiles:
         tiles = parse_tiles(text, HEAD_NAMES)
         block, rows, block_bwd, keys_bwd = tiles.values()
-        WholeHeadConfig(block, rows, block_bwd, keys_bwd)  # what the model refuses should not cost a compile
+        WholeHeadConfig(block, rows, block_bwd, keys_bwd)  # refuses bad sizes before they cost a compile
         candidates.append({"kernel": "whole_head", "tiles": tiles})
 
     def figures(row: Mapping[str, Any]) -> Iterable[str]:

@@ -1,1 +1,1 @@
-"""The speed lab: training steps measured on the devices that are here, each setting in a process of its own."""
+"""The speed lab: measures training steps on this machine's devices, each setting in its own process."""

@@ -1,4 +1,4 @@
-"""Loss curves of a row against its base's, seed by seed: whether they differ by rounding alone."""
+"""Compares the loss curves of a row with its base's, seed by seed: do they differ only by rounding?"""
 
 from dataclasses import dataclass
 
@@ -14,23 +14,23 @@ class CurveComparison:
     """
 
     first_step_relative_difference: float
-    """|row - base| / base of the first step, the largest over seeds: the same weights and data, so only rounding
-    where the change is exact."""
+    """|row - base| / base of the first step, the largest over seeds. Weights and data are the same there, so an exact
+    change differs only by rounding."""
     first_window_relative_difference: float
     """The same over the first window."""
     largest_relative_difference: float
-    """The same over all steps. Rounding grows with the steps, as any difference does in training."""
+    """The same over all steps. In training, rounding differences grow with the steps, like any difference."""
     window_relative_differences: np.ndarray
     """|row - base| / base of the window averages, the largest over seeds; [windows]."""
     largest_window_difference_over_noise: float
     """|mean over seeds of (row - base)| / noise, the largest of all windows."""
     same_curve: bool
-    """Whether the mean curve lies within the noise in every window and the first step differs by rounding alone."""
+    """Whether the mean curve is within the noise in every window and the first step differs only by rounding."""
 
 
 def window_means(losses: np.ndarray, window_steps: int) -> np.ndarray:
-    """Averages of losses [..., steps] over windows, [..., windows], at least one; what is left at the end belongs to
-    the last."""
+    """Averages of losses [..., steps] over windows, [..., windows], at least one. Steps left over at the end belong to
+    the last window."""
     steps = losses.shape[-1]
     starts = np.arange(max(1, steps // window_steps)) * window_steps
     lengths = np.diff([*starts, steps])
@@ -38,14 +38,14 @@ def window_means(losses: np.ndarray, window_steps: int) -> np.ndarray:
 
 
 def window_noise(base: np.ndarray, window_steps: int) -> np.ndarray:
-    """Standard deviation over seeds of the averages of the base's losses [seeds, steps] (of a sample: n - 1),
+    """Standard deviation over seeds (of a sample: n - 1) of the window averages of the base's losses [seeds, steps],
     [windows].
 
-    It is the root mean square over a window and its two neighbours, because the deviation of three seeds alone is
-    uncertain by half of itself.
+    Each value is the root mean square over a window and its two neighbours, because the deviation of only three seeds
+    is uncertain by half of itself.
     """
     variance = window_means(base, window_steps).var(axis=0, ddof=1)
-    # Not `mode="same"`, which gives three windows for one.
+    # Not `mode="same"`, which gives three values for a single window.
     total, counts = (np.convolve(values, np.ones(3))[1:-1] for values in (variance, np.ones_like(variance)))
     return np.sqrt(total / counts)
 
@@ -53,8 +53,8 @@ def window_noise(base: np.ndarray, window_steps: int) -> np.ndarray:
 def compare_curves(
     base: np.ndarray, row: np.ndarray, window_steps: int, first_step_tolerance: float
 ) -> CurveComparison | None:
-    """A row's curves [seeds, steps] against the base's of the same seeds; None of fewer than two seeds, or where a loss
-    is not a positive number. The tolerance is what rounding alone may make of the first step, relatively."""
+    """Compare a row's curves [seeds, steps] with the base's of the same seeds; None for fewer than two seeds, or if a
+    loss is not a positive number. `first_step_tolerance` is the relative difference that rounding may cause."""
     both = np.stack([base, row])
     if base.shape[0] < 2 or not np.isfinite(both).all() or (both <= 0).any():
         return None
@@ -63,7 +63,7 @@ def compare_curves(
     difference = windows - base_windows
     noise = window_noise(base, window_steps)
     shift = np.abs(difference.mean(axis=0))
-    # No spread and no difference is agreement; no spread and a difference is none.
+    # Without noise, no difference is agreement (0), and any difference is infinitely large.
     over = np.where(shift > 0, np.inf, 0.0)
     np.divide(shift, noise, out=over, where=noise > 0)
     first, over_noise = float(relative[:, 0].max()), float(over.max())

@@ -1,9 +1,9 @@
-"""Joules of a device, where it counts them.
+"""Energy use of devices that have a counter.
 
-An NVIDIA GPU counts since its driver was loaded (NVML's `nvmlDeviceGetTotalEnergyConsumption`, millijoules, from Volta
-on). The processors of a Linux machine count by package (powercap's `energy_uj`, microjoules, which starts again at
-`max_energy_range_uj`); what other processes use is in it. A TPU tells none: neither libtpu 0.0.46 nor jax 0.11.1 has a
-counter.
+An NVIDIA GPU counts millijoules since its driver was loaded (NVML's `nvmlDeviceGetTotalEnergyConsumption`, from Volta
+on). The processors of a Linux machine count microjoules for each package, including those of other processes
+(powercap's `energy_uj`, which starts again from 0 at `max_energy_range_uj`). A TPU has no counter, neither in libtpu
+0.0.46 nor in jax 0.11.1.
 """
 
 import os
@@ -19,8 +19,8 @@ GPU_SOURCE = "the GPUs' boards"
 
 @dataclass
 class EnergyCounter:
-    """Joules since some time, summed over devices: `readings` count in `joules_per_count`, and begin at 0 again after
-    their `ranges` (None: never)."""
+    """A counter of joules, summed over devices. `readings` read counts of `joules_per_count` each, which start again
+    from 0 after their `ranges` (None: never)."""
 
     source: str
     readings: Sequence[Callable[[], int]]
@@ -31,7 +31,7 @@ class EnergyCounter:
         self._last = [read() for read in self.readings]
 
     def joules(self) -> float:
-        """Since the last call, or since the counter was made. A device that began again more than once counts short."""
+        """Joules since the last call, or since the counter was made; too few if a device wrapped more than once."""
         now = [read() for read in self.readings]
         used = 0
         for new, old, most in zip(now, self._last, self.ranges, strict=True):
@@ -41,18 +41,18 @@ class EnergyCounter:
 
 
 def energy_counter(platform: str, local_ids: Sequence[int]) -> EnergyCounter | str:
-    """The counter of the devices that a process computes on, by JAX's platform and `local_hardware_id`s, or why there
-    is none."""
+    """The counter for the devices that a process computes on, given JAX's platform and `local_hardware_id`s; or the
+    reason why there is none."""
     if platform in ("gpu", "cuda"):
         return _of_gpus(local_ids)
     return _of_packages(POWERCAP) if platform == "cpu" else f"a {platform} tells none"
 
 
 def _of_packages(root: Path) -> EnergyCounter | str:
-    """The top zones of `powercap`: `intel-rapl:0`, on AMD too. Those below them (`intel-rapl:0:0`) are parts."""
+    """The counter of powercap's top zones: `intel-rapl:0`, also on AMD. Zones below (`intel-rapl:0:0`) are parts."""
     tops = sorted(zone for zone in root.glob("*:*") if zone.name.count(":") == 1 and (zone / "energy_uj").exists())
     named = {zone: _zone_name(zone) for zone in tops}
-    # `psys` is the whole machine, packages and all; `intel-rapl-mmio:0` counts the package of `intel-rapl:0` again.
+    # `psys` is the whole machine with its packages; `intel-rapl-mmio:0` counts the package of `intel-rapl:0` again.
     zones = [
         zone
         for zone in tops
@@ -72,7 +72,7 @@ def _of_packages(root: Path) -> EnergyCounter | str:
 
 
 def _zone_name(zone: Path) -> str:
-    """Such as `package-0`; that of the folder where the kernel writes none."""
+    """The zone's name, such as `package-0`; the name of its folder if the kernel gives none."""
     try:
         return (zone / "name").read_text().strip()
     except OSError:
@@ -90,7 +90,7 @@ def _of_gpus(local_ids: Sequence[int]) -> EnergyCounter | str:
         from tomat.base.shipped import installs
 
         return f"nvidia-ml-py is not installed; install it with `{installs('gpu')}`"
-    # NVML knows every GPU of the machine, JAX those that CUDA_VISIBLE_DEVICES leaves, counted from 0.
+    # NVML sees every GPU of the machine. JAX sees only those in CUDA_VISIBLE_DEVICES and numbers them from 0.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     readings = []
     try:

@@ -1,4 +1,4 @@
-"""Measured rows in the log of an output folder (`train/runs/run_log.py`)."""
+"""Writes measured rows into the log of an output folder (`train/runs/run_log.py`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ OF_A_ROW = (
 
 
 def log_row(output_dir: str, sweep: str, title: str, row: LabRow, asked: Asked) -> None:
-    """Write what is known of a row so far; `asked` is how its sweep was asked for."""
+    """Log what is known of a row so far. `asked` is the command that started its sweep."""
     ratio, setup = row.ratio, row.setup
     known = setup | row.to_dict()
     figures: dict[str, Any] = {key: known.get(key) for key in OF_A_ROW} | row.mfu
@@ -31,7 +31,7 @@ def log_row(output_dir: str, sweep: str, title: str, row: LabRow, asked: Asked) 
 def log_probe(
     output_dir: str, title: str, name: str, probe: Probe, asked: Asked, limits: Limits, setup: Mapping[str, Any]
 ) -> None:
-    """Write what a batch that was tried has come to; `setup` has the devices that it ran on."""
+    """Log the result of a batch that was tried. `setup` has the devices that it ran on."""
     figures = {
         "batch_sequences": probe.batch_sequences,
         "tokens_per_second_median": probe.tokens_per_second,

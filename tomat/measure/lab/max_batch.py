@@ -1,8 +1,8 @@
-"""`tomat lab max_batch`: the largest batch that runs, found by running it.
+"""`tomat lab max_batch`: finds the largest batch that runs, by running it.
 
-A batch is microbatches of one size, one for each device and each accumulation; the search is over that size, for each
-checkpoint policy and number of accumulations. Every probe is a process that takes real steps; what ends it is its
-answer. The record is rewritten after each, and a search that was stopped goes on from there.
+A batch consists of microbatches of one size, one for each device and each accumulation. For each remat policy and
+number of accumulations, the search is over this size. Every probe is a process that takes real steps; the way it ends
+is its result. The record is rewritten after each probe, and a search that was stopped continues from there.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ POLICY_KEY = "model.gradient_checkpointing"
 @dataclass(frozen=True)
 class Probe:
     microbatch: Positive
-    """Sequences of a device at a time."""
+    """Sequences that a device computes at a time."""
     batch_sequences: Positive
     status: Status
     reason: str = ""
@@ -40,7 +40,7 @@ class Probe:
     tokens_per_second: Rate | None = None
     peak_memory_bytes: Count | None = None
     loss: float | None = None
-    """Of the first step: of batches of the same rows, the first of them more."""
+    """Loss of the first step. A larger batch begins with the rows of a smaller one."""
     others_busy_share: Amount | None = None
 
     def __post_init__(self) -> None:
@@ -49,19 +49,19 @@ class Probe:
 
     @property
     def runs(self) -> bool:
-        """Whether it took its steps within the limits."""
+        """Whether the probe took its steps within the limits."""
         return self.status == MEASURED
 
 
 @dataclass
 class Search:
     key: str
-    """Names what was asked, the limit included."""
+    """Hash of what was asked, including the limits."""
     policy: bool | str | None
     accumulations: Positive
     probes: list[Probe]
     stopped_by: str = ""
-    """Why the answer may not be the largest; empty where the search has ended, or has not yet."""
+    """Why the search stopped early, so that the result may not be the largest; empty if it did not stop early."""
 
     @property
     def known(self) -> dict[int, Probe]:
@@ -69,7 +69,7 @@ class Search:
 
     @property
     def tried(self) -> dict[int, Tried]:
-        """The same for the search; what an ended process had used is not what its batch needs."""
+        """The probes for `next_size`, without the memory of those that failed: it is not what their batch needs."""
         return {size: Tried(one.runs, one.peak_memory_bytes if one.runs else None) for size, one in self.known.items()}
 
     @property
@@ -78,7 +78,7 @@ class Search:
 
     @property
     def edge_is_known(self) -> bool:
-        """Whether the largest that runs, or that none does, has been found from both sides."""
+        """Whether the next size above the largest that runs (or size 1, if none runs) is known to fail."""
         largest = self.largest
         beyond = self.known.get(largest.microbatch + 1 if largest else 1)
         return beyond is not None and not beyond.runs
@@ -97,14 +97,14 @@ class Search:
 
 
 def policy_word(policy: Any) -> str:
-    """As on a command line."""
+    """A policy as it is written on the command line."""
     return {True: "true", False: "false", None: "as the model has it"}.get(policy, str(policy))
 
 
 @dataclass
 class MaxBatch:
     name: str
-    """Of the page and the record."""
+    """Name of the page and the record."""
     config_path: Path
     words: Sequence[str]
     policies: Sequence[Any]
@@ -131,7 +131,7 @@ class MaxBatch:
                 raise TomatError(f"{said} before this machine's does; give --memory_limit_gib.")
             path = record_path(self.tracking_dir, self.name)
             earlier = read_record(path, MaxBatchRecord).searches if path.exists() else []
-            # Those of other policies stay, if all else is as it was.
+            # Searches of other policies are kept if everything else is the same.
             self.searches = [one for one in earlier if one.key == self._key(one.policy, one.accumulations)]
             known = {one.key: one for one in self.searches}
             wanted = []
@@ -166,7 +166,7 @@ class MaxBatch:
         while (size := next_size(search.tried, first, most, self.config.limits.memory_bytes, RUNS)) is not None:
             probe = self._probe(search, size, size * unit)
             if probe.status == FAILED:
-                # Not an answer about the size; another one would fail in the same way.
+                # This says nothing about the size; another size would fail in the same way.
                 search.stopped_by = f"batch {probe.batch_sequences} failed: {probe.reason}"
             else:
                 search.probes.append(probe)
@@ -220,7 +220,7 @@ class MaxBatch:
 
 @dataclass(frozen=True)
 class MaxBatchRecord:
-    """The file, as far as it is read again."""
+    """The part of the record file that is read back."""
 
     searches: list[Search]
 

@@ -1,4 +1,4 @@
-"""Rows of the lab as measurements that plans are held against (`tomat plan --record`)."""
+"""Converts rows of the lab to measurements that plans are compared with (`tomat plan --record`)."""
 
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from tomat.train.settings.config import config_hash, load_config
 
 
 def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
-    """What a record of the lab says of steps on TPU slices: a measurement for each row that ran on one, of that slice,
-    whichever its configuration names; and for each other row, by name, why there is none."""
+    """The measurements in a record of the lab: one for each row that ran on a TPU slice, under that slice (its
+    configuration may name another); and for every other row, by name, why there is none."""
     record = read_record(path, SweepRecord[LabRow]) if path.exists() else None
     if record is None or not record["rows"]:
         what = "does not exist" if record is None else "has no rows"
@@ -36,7 +36,7 @@ def _measured(row: LabRow, sweep: str) -> CalibrationRow:
     if row.step_seconds is None:
         raise TomatError(f"it has no answer ({row.status or 'not finished'})")
     config = load_config(row.config_file, override_words(dict(sorted(row.overrides.items()))), f"row {row.name!r}")
-    # The record has the name of its file alone, which may be that of another one here.
+    # The record has only the name of the configuration file, and the file of that name here may be another one.
     if row.setup.get("config_hash", now := config_hash(config)) != now:
         said = f"{row.config_file} with its settings is another configuration here than the one that was measured"
         raise TomatError(f"{said}; start where that file lies, or restore it")

@@ -1,4 +1,4 @@
-"""What the lab and the process of a row tell each other; without JAX."""
+"""The messages between the lab and the process of a row. This module does not import JAX."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,38 +7,38 @@ from typing import Literal, get_args
 from tomat.base.overrides import COMMAND_LINE
 
 Status = Literal["measured", "out of memory", "too long", "failed"]
-"""Of a row."""
+"""Result of a row."""
 MEASURED, OUT_OF_MEMORY, TOO_LONG, FAILED = get_args(Status)
 
 DEVICE, PROCESS = "device", "process"
-"""What says how much memory a row used: the statistics of its fullest device, or its process's resident memory."""
+"""Source of a row's memory use: the statistics of its fullest device, or the resident memory of its process."""
 
 
 @dataclass(frozen=True)
 class Limits:
     seconds: float = 600.0
-    """From its start to its end."""
+    """Longest time from the start of a process to its end."""
     memory_bytes: int | None = None
-    """Of a device, or where devices do not say, of the process (resident); None: as much as there is."""
+    """Most memory of a device, or of the process (resident) if devices do not report theirs; None: no limit."""
 
 
 @dataclass(frozen=True)
 class LabConfig:
     rounds: int = 2
-    """Starts of each row."""
+    """Number of starts of each row."""
     repeats: int = 4
-    """Windows of each start."""
+    """Number of windows of each start."""
     window_seconds: float = 1.0
-    """About how long each window is; at least 2 steps."""
+    """Approximate length of each window, which has at least 2 steps."""
     steps: int | None = None
-    """Steps of a window, instead of seconds."""
+    """Steps of a window, in place of `window_seconds`."""
     warmup_steps: int = 4
-    """After the step that compiles."""
+    """Untimed steps after the step that compiles."""
     minutes: float | None = None
-    """No start begins that would not end by then, from the lab's own start, were it as long as the longest so far; a
-    base that cannot live beside its rows is measured once a round. None: no limit."""
+    """Time limit since the start of the lab. A row is not started if it would end later, judged by the longest row so
+    far. With a limit, a base that cannot run beside its rows is measured once a round. None: no limit."""
     limits: Limits = Limits()
-    """Of each start of a row; a base has them once for each row that it stands beside."""
+    """Limits of each start of a row. For a base they begin anew for each row that it is measured beside."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Request:
     config_path: str
     words: list[str]
     work_dir: Path
-    """Absolute: data, compiled programs, and of this setting by its `label` the log and a scratch folder."""
+    """Absolute path of the folder with data, compiled programs, and the setting's log and scratch folder by `label`."""
     label: str
     config: LabConfig
     settle_steps: int = 1
-    """Before each window, not counted: other processes have run in between."""
+    """Untimed steps before each window, because other processes have run in between."""
     words_of: str = COMMAND_LINE
-    """Who has the words, in messages."""
+    """Where the words come from, for messages."""
 
     @property
     def log(self) -> Path:
@@ -60,12 +60,12 @@ class Request:
 
     @property
     def scratch_dir(self) -> Path:
-        """Gets what the trainer writes, and is removed."""
+        """Folder for what the trainer writes; it is removed at the end."""
         return self.work_dir / "scratch" / self.label
 
 
 class RowError(Exception):
-    """A row has no answer: `OUT_OF_MEMORY`, `TOO_LONG` or `FAILED`, and the reason in words."""
+    """A row could not be measured: `OUT_OF_MEMORY`, `TOO_LONG` or `FAILED`, and the reason in words."""
 
     def __init__(self, status: Status, reason: str):
         super().__init__(reason)

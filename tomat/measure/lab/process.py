@@ -1,7 +1,7 @@
-"""The processes of rows, seen from the lab: started, asked, watched and ended; a failure of one is a `RowError`.
+"""The lab's side of the process of a row: starts, asks, watches and ends it. Its failure is a `RowError`.
 
-They are forked from a server (`multiprocessing`'s) that has imported JAX once, without touching a device, so that a row
-does not pay for the imports and starts with a clean device. The server starts with the first row.
+The processes are forked from `multiprocessing`'s fork server, which has imported JAX once without touching a device. So
+a row does not pay for the imports and starts with a clean device. The server starts with the first row.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ LOG_TAIL_BYTES = 4000
 
 
 class RowProcess:
-    """A setting that is ready to be measured, in a process of its own, which ends where it passes a limit; a context
-    that ends it. A `RowError` is raised where it does not get ready."""
+    """A setting that is ready to be measured, in its own process; leaving the context ends the process. Raises a
+    `RowError` if the process does not get ready within its limits."""
 
     def __init__(self, request: Request, on_stage: Callable[[str], None] = lambda stage: None):
         self._request, self._limits, self._on_stage = request, request.config.limits, on_stage
@@ -42,7 +42,7 @@ class RowProcess:
         self._deadline = began + self._limits.seconds
         self._stage = "starting"
         self.waited_seconds = time.monotonic() - began
-        """Until the process was there, and for its answers."""
+        """Time spent waiting for the process to start and for its answers."""
         try:
             self.described = self._answer("ready")
             self.start_seconds = time.monotonic() - began
@@ -51,11 +51,11 @@ class RowProcess:
             raise
 
     def window(self) -> dict[str, Any]:
-        """One window of steps (`Session.window`), with `others_busy_share`: the processors' share that others used. A
-        `RowError` is raised where the process failed, or passed a limit."""
+        """Measure one window of steps (`Session.window`), with `others_busy_share`: the share of the processors that
+        other processes used. Raises a `RowError` if the process failed or passed a limit."""
         before = self._processor_seconds()
         self._stage = "measuring"
-        with contextlib.suppress(OSError):  # it has died; the answer says of what
+        with contextlib.suppress(OSError):  # the process has died; `_answer` reports why
             self._connection.send(True)
         window = self._answer("window")
         wall, busy, own = (now - then for now, then in zip(self._processor_seconds(), before, strict=True))
@@ -64,11 +64,11 @@ class RowProcess:
         return window
 
     def extend(self) -> None:
-        """Let the limit on time begin anew, for a process that stands beside many others."""
+        """Restart the time limit, for a base that is measured beside many rows."""
         self._deadline = time.monotonic() + self._limits.seconds
 
     def _processor_seconds(self) -> tuple[float, float, float]:
-        """Wall-clock, what all processes used of the processors, what this one and its process did; seconds."""
+        """Seconds of wall-clock, and processor seconds of all processes and of the lab with this row's process."""
         times = psutil.cpu_times()
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
         own = 0.0
@@ -98,7 +98,7 @@ class RowProcess:
                 if time.monotonic() > self._deadline:
                     said = f"took longer than {self._limits.seconds:.0f} s, {self._stage}; raise --row_seconds"
                     raise RowError(TOO_LONG, said)
-                # On an accelerator the process's own memory is not what is limited; the device's comes with answers.
+                # On an accelerator the limit is on the device's memory, which comes with the answers.
                 if self._memory_source == PROCESS:
                     with contextlib.suppress(psutil.Error):
                         self._check_memory(self._watched.memory_info().rss)
@@ -139,7 +139,7 @@ class RowProcess:
 
 
 def described(config_path: Path, words: Sequence[str]) -> dict[str, Any]:
-    """`session.describe` in a process of its own."""
+    """The result of `session.describe`, run in its own process."""
     process, connection = _started("describe", str(config_path), list(words))
     try:
         said, content = connection.recv()
@@ -156,7 +156,7 @@ def described(config_path: Path, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _started(function: str, *given: Any) -> tuple[Any, Any]:
-    """A process that runs a function of the session, and this end of the connection that it is given."""
+    """A process that runs a function of the session module, and this side's end of its connection."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([SESSION_MODULE])
     connection, theirs = context.Pipe()
@@ -167,8 +167,8 @@ def _started(function: str, *given: Any) -> tuple[Any, Any]:
 
 
 def _run(function: str, connection: Any, *given: Any) -> None:
-    """In that process: the session is imported there, so that the lab itself does without JAX."""
-    # Ctrl-C reaches the whole group; the process that asks decides what it means.
+    """Runs in the new process. The session is imported there, so that the lab itself does not import JAX."""
+    # Ctrl-C reaches the whole process group; the lab decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from tomat.measure.lab import session
 

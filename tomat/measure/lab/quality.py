@@ -1,10 +1,10 @@
-"""The rows of a sweep trained over seeds: what is faster and worse (`tomat lab quality`), what is the same but for
-rounding (`profiling/numerics.py`).
+"""Trains the rows of a sweep over seeds, to find which are faster or worse (`tomat lab quality`) and which are the same
+except for rounding (`profiling/numerics.py`).
 
-Each row is trained with each seed, a run in a process of its own (`quality_runs.py`), seed by seed and each time in
-another order, so that a machine that drifts does so for all rows. A seed decides the initial weights and the order of
-the data: a row and its base of one seed begin alike, and their figures are compared as a pair. Of rows that are said to
-be exact or not, whole loss curves are compared too.
+Each row is trained once with each seed, in its own process (`quality_runs.py`). For each seed the rows run in another
+order, so that a drift of the machine affects all rows. A seed decides the initial weights and the order of the data: a
+row and its base with the same seed start alike and are compared as a pair. If rows are marked as exact or not exact,
+their whole loss curves are compared too.
 """
 
 import re
@@ -44,9 +44,9 @@ QUALITIES = {
     "free_running_nmae": "NMAE",
     "held_out_nemd": "teacher-forced NEMD",
 }
-"""Figures of a run that say how good it is (`train/runs/summary.py`), and what they are called; lower is better."""
+"""Figures of a run's quality (`train/runs/summary.py`) -> their names in words. Lower is better."""
 DECIDES = ("free_running_nmae", "held_out_nmae_median", LOSS)
-"""The first of them that both rows have says whether a row is better or worse."""
+"""The first of these figures that both a row and its base have decides whether the row is better or worse."""
 
 
 @dataclass
@@ -56,43 +56,43 @@ class QualityRow:
     overrides: Mapping[str, Any]
     question: str
     loss_settings: Mapping[str, Any]
-    """Losses of rows that have others are not compared, but for `block_positions`, which only orders the sums."""
+    """Rows with different loss settings have incomparable losses; only `block_positions` may differ (order of sums)."""
     exact: bool | None = None
     figures: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Of `run_figures`, by seed."""
+    """Seed -> result of `run_figures`."""
     failed: dict[int, str] = field(default_factory=dict)
     materials: tuple[str, ...] = ()
-    """What it was judged by."""
+    """The materials that the row was evaluated on."""
     parameters: int = 0
     devices: str = ""
-    """Of its last run, such as `1 x cpu`."""
+    """Devices of the last run, such as `1 x cpu`."""
     losses: dict[int, np.ndarray] = field(default_factory=dict)
-    """Of every step, [steps], by seed; not on record."""
+    """Seed -> loss of every step, [steps]; not on record."""
 
     def values(self, key: str) -> dict[int, float]:
-        """A figure by seed, where it is known."""
+        """Seed -> value of one figure, for the seeds where it is known."""
         return {seed: one[key] for seed, one in self.figures.items() if key in one}
 
 
 @dataclass(frozen=True)
 class Against:
     seeds: tuple[int, ...]
-    """That both have."""
+    """Seeds for which both rows have a speed."""
     speed: Ratio | None
     """Tokens a second over the base's."""
     differences: Mapping[str, Difference]
-    """By `QUALITIES`: the row's less the base's."""
+    """Key of `QUALITIES` -> the row's value minus the base's."""
     curves: CurveComparison | None = None
-    """Of a row with the base's loss, where rows are said to be exact or not."""
+    """Comparison of the loss curves, if the row has the base's loss and is marked as exact or not exact."""
 
     @property
     def quality(self) -> str:
-        """`BETTER`, `WORSE` or `SAME`, by the first of `DECIDES`; empty where there is none."""
+        """`BETTER`, `WORSE` or `SAME` by the first figure of `DECIDES` that is known; empty if none is."""
         return next((self.differences[key].verdict for key in DECIDES if key in self.differences), "")
 
     @property
     def verdict(self) -> str:
-        """Speed and quality in words, and the figures that say of the quality what the one that decides does not."""
+        """Speed and quality in words, and the figures whose verdict differs from that of the deciding figure."""
         speed, quality = "" if self.speed is None else self.speed.verdict, self.quality
         words = [speed, quality]
         if speed == SAME == quality:
@@ -106,7 +106,7 @@ class Against:
 
 
 def has_loss_of(row: QualityRow, base: QualityRow) -> bool:
-    """Whether the two minimise one loss, so that their losses can be compared."""
+    """Whether both rows minimise the same loss, so that their losses can be compared."""
     mine, theirs = ({**one.loss_settings, "block_positions": None} for one in (row, base))
     return mine == theirs
 
@@ -114,7 +114,7 @@ def has_loss_of(row: QualityRow, base: QualityRow) -> bool:
 def against_base(
     row: QualityRow, base: QualityRow, window_steps: int = 20, first_step_tolerance: float = 1e-5
 ) -> Against:
-    """Hold a row against its base; the windows and the tolerance are those of `SweepConfig`."""
+    """Compare a row with its base. `window_steps` and `first_step_tolerance` are those of `SweepConfig`."""
     same_loss = has_loss_of(row, base)
     pairs = {}
     for key in (*QUALITIES, SPEED):
@@ -145,26 +145,26 @@ def seeds_of(text: str) -> list[int]:
 
 @dataclass
 class Quality:
-    """One sweep being trained over seeds, of which there are at least two; `work_dir` holds the runs."""
+    """Trains one sweep over at least two seeds. `work_dir` holds the runs."""
 
     sweep: SweepConfig
     seeds: Sequence[int]
     work_dir: Path
     record_file: Path
     steps: int | None = None
-    """Of each run; None: the configuration's."""
+    """Steps of each run; None: the configuration's."""
     share: float | None = 0.15
-    """Of the embedded training densities that is set aside to judge by; None: the embedded held-out ones judge."""
+    """Share of the embedded training densities that is set aside to evaluate on; None: the held-out ones are used."""
     split_seed: int = 0
     rows: dict[str, QualityRow] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
-    """Of the first row: steps, batch, tokens of a sequence, loss and its unit."""
+    """Settings of the first row for the record: steps, batch, tokens of a sequence, loss and its unit, data."""
     devices: str = ""
     _runs: dict[str, list[PlannedRun]] = field(default_factory=dict)
 
     def run(self, only: Sequence[str] = ()) -> dict[str, Any]:
-        """Train what is not there yet, or of it the rows `only`, saying what each run does; gives the record, which is
-        on disk after each run."""
+        """Train the runs that are missing (of the rows `only`, if given) and show the progress. Returns the record,
+        which is written to disk after each run."""
         with Stages() as stages:
             stages.show(self.sweep.name, "importing JAX and reading the configurations")
             runs = self.plan()
@@ -186,13 +186,13 @@ class Quality:
                             train_run(run, self.work_dir, lock)
                             self._read(name, run)
                         except RunFailed as error:
-                            # Such as a loss that is no number: a row all the same.
+                            # For example a loss that is NaN. The row stays in the record.
                             self.rows[name].failed[seed] = first_line(error)
                             said = f"failed: {first_line(error)}"
                         stages.done(run.name)
                         stages.say(f"{run.name}: {said}")
                         write_json(self.record_file, self.record())
-                # Also where all had ended: other seeds or rows may be asked for, or another tracking folder.
+                # Written even if all runs had ended: the seeds, rows or tracking folder may differ from last time.
                 write_json(self.record_file, record := self.record())
         return record
 
@@ -264,7 +264,7 @@ class Quality:
         return PlannedRun(seed, ("--config_path", str(row.config_path), *words), config)
 
     def read(self) -> None:
-        """Take up what has ended; a folder that was made otherwise is found here, before hours of work."""
+        """Read the runs that have ended. A folder with other settings is found here, before hours of work."""
         for name, group in self.plan().items():
             for run in group:
                 self._read(name, run)

@@ -1,5 +1,5 @@
-"""The runs of a study of quality: each a `tomat train` in a process of its own, continued where it was stopped. They
-train on training compounds alone, of which some are set aside to judge by."""
+"""The runs of a quality study: each is a `tomat train` in its own process and continues where it was stopped. They use
+only training compounds and set some of them aside for evaluation."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from tomat.train.settings.config import TrainConfig
 
 OF_THE_FOLDER = ("data.n_density_tokens", "model.environment.max_atoms", "model.environment.max_elements")
-"""Keys that a run on a folder of densities sets by what it finds there (`app/workflow/folder_run.py`)."""
+"""Keys that a run on a folder of densities sets from the densities it finds (`app/workflow/folder_run.py`)."""
 DATA_FOLDER = "data"
-"""Of a run's folder."""
+"""Folder of the data in a run's folder."""
 TRAINING_COMPOUNDS = "training-compounds"
-"""Folder of the work folder: the embedded densities of the training compounds."""
+"""Folder in the work folder with the embedded densities of the training compounds."""
 MADE_FILE = "folder.json"
-"""In it, once it is known what the data are (`data/dataset/folder.py`)."""
+"""File in the data folder that describes the finished data (`data/dataset/folder.py`)."""
 
 
 class RunFailed(TomatError):
-    """A run that ended with an error of its own; starting it again would fail again."""
+    """A run ended with its own error. Starting it again would fail again."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
     seed: int
     words: tuple[str, ...]
-    """Of the command line of `tomat train`."""
+    """Arguments of `tomat train`."""
     config: TrainConfig
 
     @property
@@ -56,13 +56,13 @@ class FinishedRun:
     losses: np.ndarray
     """Training loss of every step, float64 [steps]."""
     figures: Mapping[str, Any]
-    """Of `run_figures`."""
+    """The result of `run_figures`."""
     materials: tuple[str, ...]
     devices: str
 
 
 def read_finished(run: PlannedRun) -> FinishedRun | None:
-    """The run's figures; None where it has not ended yet."""
+    """The figures of a run; None if it has not ended yet."""
     folder = Path(run.config.run_dir)
     if not (folder / CONFIG_FILE).exists():
         return None
@@ -78,7 +78,7 @@ def read_finished(run: PlannedRun) -> FinishedRun | None:
     evaluation = read_evaluation(str(folder))
     begun = [event for event in record.events if event["event"] in ("start", "resume")]
     return FinishedRun(
-        losses=np.array([losses[step] for step in range(steps)], dtype=np.float64),  # one that is not finite is null
+        losses=np.array([losses[step] for step in range(steps)], dtype=np.float64),  # null (not finite) becomes NaN
         figures=run_figures(record.rows, evaluation, record.ran.rows),
         materials=tuple(sorted(one["material_id"] for one in evaluation.get("materials", ()))),
         devices=str(begun[-1].get("devices", "")) if begun else "",
@@ -89,7 +89,7 @@ def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
     from tomat.train.settings.config import config_from_dict
     from tomat.train.settings.meanings import said_of
 
-    # Read back once, as the recorded one has been: decoding settles 1 against 1.0.
+    # Decoded once, like the recorded one, so that 1 and 1.0 become the same.
     planned = flatten(config_from_dict(run.config.to_dict()).to_dict())
     recorded = flatten(config_from_dict(record.config, str(folder / CONFIG_FILE)).to_dict())
     left_out = OF_THE_FOLDER if run.config.data.source == "folder" else ()
@@ -101,12 +101,12 @@ def _check_settings(run: PlannedRun, record: RunRecord, folder: Path) -> None:
 
 
 def train_run(run: PlannedRun, output_dir: Path, lock: IO[str]) -> None:
-    """Train a run, or go on with it, in a process of its own; `lock` is that of the folder, which has its log. A run
-    that ended with an error is a `RunFailed`; one that was stopped, and has saved a checkpoint, another TomatError."""
+    """Train a run or continue it, in its own process. `output_dir` gets its log and is locked by `lock`. A run that
+    ended with an error raises `RunFailed`; one that was stopped and saved a checkpoint raises another TomatError."""
     log = output_dir / "logs" / f"{run.name}.log"
     command = tomat_command("train", *run.words)
-    # The child holds the lock too: killed alone, this process leaves a run that nobody else may touch yet. Stopped by
-    # SIGTERM, the child saves a checkpoint.
+    # The child holds the lock too: if only this process is killed, the run goes on and nobody else may touch it. After
+    # SIGTERM the child saves a checkpoint.
     with started(command, log, end=subprocess.Popen.terminate, pass_fds=[lock.fileno()]) as process:
         status = process.wait()
     if status == STOPPED_STATUS:
@@ -118,7 +118,7 @@ def train_run(run: PlannedRun, output_dir: Path, lock: IO[str]) -> None:
 
 
 def check_judged(config: TrainConfig, sources: Sequence[str]) -> None:
-    """Hold a configuration to data with densities to be judged by, from one of these sources."""
+    """Raise an error unless the configuration evaluates whole densities and its data come from one of `sources`."""
     asked = config.evaluation
     if config.data.source not in sources or asked.patches_per_material < 1:
         raise TomatError(
@@ -128,8 +128,8 @@ def check_judged(config: TrainConfig, sources: Sequence[str]) -> None:
 
 
 def tuning_overrides(config: TrainConfig, work_dir: Path, share: float, split_seed: int) -> dict[str, Any]:
-    """Settings by which a configuration is judged on compounds of its training set that are set aside: a share of the
-    densities, whole compositions. `work_dir` gets a folder of the training compounds, without those held out.
+    """Settings with which a configuration is evaluated on compounds of its training set that are set aside: `share` of
+    the densities, in whole compositions. Writes the training compounds, without the held-out ones, below `work_dir`.
     """
     from tomat.data.density.demo.embedded import demo_materials, load_stored
     from tomat.data.density.outputs import write_density
@@ -141,7 +141,7 @@ def tuning_overrides(config: TrainConfig, work_dir: Path, share: float, split_se
         folder.mkdir(parents=True, exist_ok=True)
         for material in demo_materials("train", config.data.groups):
             place = folder / f"{material.material_id}.zarr"
-            if place.is_symlink():  # to the densities of an earlier tomat, which were files of this layout
+            if place.is_symlink():  # an earlier tomat made links to its own density files here
                 place.unlink()
             if not place.is_dir():
                 write_density(load_stored(material.material_id), place, "zarr")
@@ -150,10 +150,10 @@ def tuning_overrides(config: TrainConfig, work_dir: Path, share: float, split_se
 
 
 def share_data(made: Path, run: Path, config: TrainConfig, other: TrainConfig) -> None:
-    """Give the folder `run` the data that the run in `made` has, as links, where both ask for the same."""
+    """Link the data of the run in the folder `made` into the folder `run`, if both configurations ask for the same."""
     same = dataclasses.asdict(config.data) == dataclasses.asdict(other.data)
     source, target = made / DATA_FOLDER, run / DATA_FOLDER
     if same and not target.exists() and (source / MADE_FILE).exists():
-        # Files are replaced, not written to, once they are whole; a link to one is as good as a copy.
+        # A complete file is only ever replaced, never written to, so a hard link is as good as a copy.
         with writing(target):
             shutil.copytree(source, target, copy_function=os.link, ignore=shutil.ignore_patterns("*.lock"))

@@ -1,4 +1,4 @@
-"""What the lab keeps of a sweep: every window of every row, in one JSON file that is whole after each."""
+"""The lab's record of a sweep: every window of every row, in one JSON file that is complete after each row."""
 
 import hashlib
 import statistics
@@ -21,10 +21,10 @@ from tomat.perf.tuning.sweep_config import SweepRow
 from tomat.perf.tuning.sweep_record import Interval, Seconds, SweptRow
 
 LAB_DIR = "lab"
-"""Of the tracking folder: the records."""
+"""Folder of the records in the tracking folder."""
 
 Rate = Annotated[float, Meta(ge=1e-3, le=1e15)]
-"""Tokens a second; of ratios of such, and of their spread, there are exponentials."""
+"""Tokens a second. The bounds are needed because exponentials of ratios and their spread are computed."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Window:
     step_seconds: Seconds
     tokens_per_second: Rate
     base_tokens_per_second: Rate | None = None
-    """Of the base's window beside this one; None for a base, and where it has none."""
+    """Tokens a second of the base's window beside this one; None for a base, or if the base has no such window."""
     waiting_for_data_seconds: Amount = 0.0
-    """Of a step."""
+    """Time of a step."""
     others_busy_share: Amount = 0.0
-    """Of this machine's processors, used by other processes meanwhile."""
+    """Share of this machine's processors that other processes used during the window."""
     loss: float | None = None
     step_joules: Amount | None = None
-    """Of a step, by the devices' own counters; None where they have none."""
+    """Joules of a step, from the devices' own counters; None if they have none."""
     mfu: Mapping[str, Amount] = field(default_factory=dict)
-    """By `MFU_KEYS`; empty where the chip's peak is not known."""
+    """MFU by `MFU_KEYS`; empty if the chip's peak is not known."""
 
     def __post_init__(self) -> None:
         if self.mfu and not set(MFU_KEYS) <= set(self.mfu):
@@ -52,7 +52,7 @@ class Window:
 
 
 class Setup(TypedDict, total=False):
-    """What `Session.described` says, but for `Start`."""
+    """The keys of `Session.described` that are not in `Start`."""
 
     config_hash: str
     platform: str
@@ -79,11 +79,11 @@ class Setup(TypedDict, total=False):
 
 
 class Start(TypedDict):
-    """What `Session.described` says of the start of one process; seconds, bytes, counts."""
+    """The keys of `Session.described` about the start of one process: seconds, bytes, counts."""
 
     compile_seconds: Amount
     compile_saved_seconds: float
-    """Below 0 where reading the cache took longer than compiling had."""
+    """Negative if reading the cache took longer than the compile had taken."""
     compiled_programs: Count
     peak_memory_bytes: Count
     start_seconds: NotRequired[Amount]
@@ -91,25 +91,25 @@ class Start(TypedDict):
 
 
 SHOWN_SETUP = {"devices", "batch_sequences", "sequence_tokens", "accumulations", "train_rows"}
-"""Of a row that has an answer."""
+"""Keys of `Setup` that a measured row must have."""
 
 
 @dataclass(kw_only=True)
 class LabRow(SweptRow):
     key: str
-    """Names what was asked; windows of another question are dropped."""
+    """Hash of what was asked (`question_key`). Windows with another key are dropped."""
     status: Status | Literal[""] = ""
-    """Empty: not finished; else one of `messages.py`."""
+    """Empty: not finished; else a status of `messages.py`."""
     reason: str = ""
     rounds_done: Count = 0
     windows: list[Window] = field(default_factory=list)
     setup: Setup = field(default_factory=Setup)
-    """Of the last start; empty where there was none."""
+    """Setup of the last start; empty if there was no start."""
     starts: list[Start] = field(default_factory=list)
-    """`peak_memory_bytes` up to the last window."""
+    """Every start; its `peak_memory_bytes` is the peak up to the last window."""
     memory_limit_bytes: Count | None = None
     start_noise: StartNoise | None = None
-    """Of the sweep's rows together; None: none was started twice, or the record is of an earlier version."""
+    """Noise of a start over all rows of the sweep; None: no row was started twice, or the record is older."""
 
     @property
     def measured(self) -> bool:
@@ -134,7 +134,7 @@ class LabRow(SweptRow):
 
     @property
     def is_whole(self) -> bool:
-        """Whether an answer comes with what pages show of it."""
+        """Whether a measured row has everything that pages show."""
         return not self.measured or bool(self.windows and self.starts and self.setup.keys() >= SHOWN_SETUP)
 
     # Figures are medians of the windows.
@@ -149,25 +149,25 @@ class LabRow(SweptRow):
 
     @property
     def compile_cold_seconds(self) -> float | None:
-        """Lowering and compiling what the first step needs, without the cache. What came from the cache counts with
-        the seconds that JAX noted as it was compiled, by this row or by one with the same programs."""
+        """Time to lower and compile the programs of the first step without the cache. A program from the cache counts
+        with the time that JAX recorded when it was compiled, for this row or for one with the same programs."""
         found = [start["compile_seconds"] + start["compile_saved_seconds"] for start in self.starts]
         return found[0] if found else None
 
     @property
     def compile_cached_seconds(self) -> float | None:
-        """The same where every program came from the cache, least of the starts; None if none was such."""
+        """The same time with every program from the cache: the least over such starts; None if there was none."""
         return min((one["compile_seconds"] for one in self.starts if not one["compiled_programs"]), default=None)
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """Of the starts that did not compile, whose peak is the step's; of all if there was none such."""
+        """Peak memory over the starts that did not compile, where it is the step's; if there are none, over all."""
         cached = [one["peak_memory_bytes"] for one in self.starts if not one["compiled_programs"]]
         return max(cached or [one["peak_memory_bytes"] for one in self.starts], default=None)
 
     @property
     def step_joules(self) -> float | None:
-        """Median of the windows; None where the devices tell none."""
+        """Median of the windows; None if the devices have no counter."""
         return median(window.step_joules for window in self.windows if window.step_joules is not None)
 
     @property
@@ -182,7 +182,7 @@ class LabRow(SweptRow):
 
     @property
     def start_ratios(self) -> list[list[float]]:
-        """Of each start, tokens a second over those of the base, window by window."""
+        """For each start, the ratio of tokens a second to the base's, window by window."""
         starts: dict[int, list[float]] = defaultdict(list)
         for one in self.windows:
             if one.base_tokens_per_second:
@@ -194,7 +194,7 @@ class LabRow(SweptRow):
         return ratio_of_starts(self.start_ratios, self.start_noise)
 
     def to_dict(self) -> dict[str, Any]:
-        """For the record; the derived figures beside what they are of."""
+        """The entry of the record: the row's fields and the figures derived from them."""
         ratio, rates = self.ratio, [one.tokens_per_second for one in self.windows]
         return {
             **asdict(self),
@@ -213,13 +213,13 @@ class LabRow(SweptRow):
 
 
 def median(values: Any) -> float | None:
-    """None of nothing."""
+    """The median; None without values."""
     found = list(values)
     return statistics.median(found) if found else None
 
 
 def question_key(row: SweepRow) -> str:
-    """Names what a row measures: the text of its configuration, and what it overrides."""
+    """A hash of what a row measures: the text of its configuration and its overrides."""
     try:
         text = row.config_path.read_bytes()
     except OSError as error:

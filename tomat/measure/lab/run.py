@@ -1,9 +1,9 @@
-"""`tomat lab run`: every row of a sweep measured, each beside its base, round by round.
+"""`tomat lab run`: measures every row of a sweep beside its base, round by round.
 
-In a round each row is started once. Beside it lives its base, which is started once a round; their windows alternate,
-now the one first and now the other, so that a machine that drifts does so for both. On an accelerator, which one
-process holds, the base is measured at the beginning of the round instead. The record is rewritten after each row: a lab
-that was stopped goes on with the rows and rounds that it lacks.
+In a round each row is started once, with its base in a second process beside it. Their windows alternate in changing
+order, so that a drift of the machine affects both. An accelerator is held by one process, so there the base is measured
+and ended before the row starts (with `LabConfig.minutes` once a round). The record is rewritten after each row, and a
+lab that was stopped continues with the missing rows and rounds.
 """
 
 import fcntl
@@ -35,44 +35,44 @@ OF_A_WINDOW = (
     "step_seconds", "tokens_per_second", "waiting_for_data_seconds", "others_busy_share", "loss", "step_joules",
 )  # fmt: skip
 Pair = tuple[Mapping[str, Any], Mapping[str, Any] | None]
-"""A window of a row, and that of its base."""
+"""A window of a row, and the base's window beside it."""
 
 OF_ALL_WINDOWS = ("repeats", "window_seconds", "steps", "warmup_steps")
-"""Of `LabConfig`: alike in all windows of a record, whose page says them once."""
+"""Fields of `LabConfig` that must be the same for all windows of a record; its page states them once."""
 
 LOCK_FILE = "lab.lock"
 
 
 @dataclass
 class Lab:
-    """One sweep being measured; `work_dir` holds data, compiled programs and logs of the rows."""
+    """Measures one sweep. `work_dir` holds data, compiled programs and logs of the rows."""
 
     sweep: SweepConfig
     tracking_dir: Path
     work_dir: Path
     config: LabConfig
     stages: Stages = field(default_factory=Stages)
-    """Shows of each row what it is doing; nothing while it stands by as a base."""
+    """Shows what each row is doing, except while it stands by as a base."""
     on_done: Callable[[LabRow], None] = lambda row: None
-    """Told of each row whose round is over, with an answer or without."""
+    """Called with each row at the end of its round, measured or failed."""
     start: Callable[[Request, Callable[[str], None]], RowProcess] = RowProcess
     rows: dict[str, LabRow] = field(default_factory=dict)
     devices: str | None = None
     _process: RowProcess | None = None
-    """Of the base that is alive."""
+    """Process of the base that is running."""
     _base: str | None = None
     _base_windows: list[dict[str, Any]] = field(default_factory=list)
-    """Of the base in this round, where it cannot live beside its rows."""
+    """Windows of the base, measured before its rows if it cannot run beside them."""
     _waited_seconds: float = 0.0
     _measured_starts: int = 0
     _overhead: float | None = None
     _began: float = 0.0
     _longest_seconds: float = 0.0
-    """Of a row's turn, its base's with it."""
+    """Longest time of one row so far, including its base."""
 
     def run(self, only: Sequence[str] = (), *, again: bool = False) -> dict[str, Any]:
-        """Measure what is not on record, or `again`; gives the record. It is also on disk, which is all that is left of
-        an interrupted lab. `only`: names of the rows to measure, besides their bases; empty: all."""
+        """Measure what is not on record (`again`: everything) and return the record, which is also on disk and survives
+        an interruption. `only`: names of the rows to measure, besides their bases; empty: all."""
         self.sweep.check_rows(only)
         with alone_in(self.work_dir):
             self._begin(only, again)
@@ -108,7 +108,7 @@ class Lab:
                 overrides=to_jsonable(row.overrides), question=row.question,
             )  # fmt: skip
             before = earlier.get(row.name)
-            # A row without an answer is asked again: its reason may be gone.
+            # A row that failed is measured again: the reason may be gone.
             if again and row.name in only:
                 continue
             if before is not None and before.is_whole and before.status in ("", MEASURED):
@@ -116,7 +116,7 @@ class Lab:
                     self.rows[row.name] = before
 
     def _round(self, number: int, wanted: Sequence[SweepRow]) -> None:
-        """All rows once, each beside the base that it is compared with."""
+        """Measure all rows once, each beside its base."""
         for base in dict.fromkeys(row.base or row.name for row in wanted):
             if self._lacks(base, number) and self.rows[base].base is None and self._has_time():
                 began = time.monotonic()
@@ -128,7 +128,7 @@ class Lab:
                 if row.base == base and row.name != base and self._lacks(row.name, number) and self._has_time():
                     began = time.monotonic()
                     self._measure(row, base, number)
-                    # A process keeps its speed for its life: were one base that of all rows, its luck would be in all.
+                    # A process keeps its speed for its life: the luck of one base process would affect all rows.
                     self._end_base(keep_windows=self._measures_once(base))
                     self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
             self._end_base()
@@ -138,7 +138,7 @@ class Lab:
         return minutes is None or time.monotonic() - self._began + self._longest_seconds <= 60 * minutes
 
     def _measures_once(self, base: str) -> bool:
-        """Whether a base's windows serve all rows of a round."""
+        """Whether the windows of a base are measured once for all rows of a round."""
         return self.config.minutes is not None and self.rows[base].setup.get("memory_source") == DEVICE
 
     def _lacks(self, name: str, number: int) -> bool:
@@ -146,11 +146,11 @@ class Lab:
         return row.status in ("", MEASURED) and row.rounds_done <= number
 
     def _start(self, row: SweepRow) -> RowProcess:
-        """A process whose programs came from the cache.
+        """Start a process whose programs come from the cache.
 
-        One that compiled them is on record for that alone: what the compiler leaves in its memory made it up to 9 %
-        slower for its life, on two processors (`lab-same`, whose base was the one that compiled). Where minutes are
-        counted, an accelerator's is timed all the same.
+        A process that compiled them is recorded only for its compile and then started again: what the compiler leaves
+        in memory made a process up to 9 % slower for its life, on two processors (`lab-same`, where the base had
+        compiled). With a limit on minutes, a process on an accelerator is timed anyway.
         """
         process = self._started(row)
         hurried = self.config.minutes is not None and process.described["memory_source"] == DEVICE
@@ -200,8 +200,8 @@ class Lab:
                 self._refuse(name, error)
 
     def _measure_base(self, number: int, keep: bool) -> None:
-        """The base's own windows of a round, without another beside it; `keep`: they are not on record yet."""
-        if self._process is None or self._base is None:  # it has no answer
+        """Measure the base's windows of a round without a row beside it. `keep`: also put them on record."""
+        if self._process is None or self._base is None:  # the base failed
             return
         try:
             self._base_windows = [self._process.window() for _ in range(self.config.repeats)]
@@ -215,9 +215,9 @@ class Lab:
             self._end_base(keep_windows=True)
 
     def _measure(self, row: SweepRow, base: str, number: int) -> None:
-        """A round of a row beside its base, of which now the one is started first and now the other: the later of two
-        processes was 1.5 % faster (`lab-same`: standard error 0.3). On an accelerator, which one process holds, the
-        base has ended before the row begins."""
+        """Measure a row beside its base for one round. They take turns in starting first, because the later of two
+        processes was 1.5 % faster (`lab-same`: standard error 0.3). An accelerator is held by one process, so there the
+        base has ended before the row starts."""
         process = None
         base_first = number % 2 == 0 or self.rows[base].setup.get("memory_source") == DEVICE
         try:
@@ -251,7 +251,7 @@ class Lab:
         try:
             return self._process.window()
         except RowError as error:
-            # Its rows are still measured, without a comparison.
+            # The rows of this base are still measured, but not compared.
             if self._base is not None:
                 self._refuse(self._base, error)
             self._end_base()
@@ -275,7 +275,7 @@ class Lab:
 
     def _refuse(self, name: str, error: RowError) -> None:
         row = self.rows[name]
-        # What was measured before stays on record.
+        # Earlier windows of the row stay on record.
         row.status, row.reason = error.status, error.reason
         self._write()
         self.on_done(row)
@@ -295,7 +295,7 @@ class Lab:
         write_json(record_path(self.tracking_dir, self.sweep.name), self.record())
 
     def record(self) -> dict[str, Any]:
-        # None before it has begun: another lab may hold the folder.
+        # Empty before the lab has begun: another lab may hold the folder.
         in_order = [self.rows[row.name] for row in self.sweep.rows if row.name in self.rows]
         begun = [row for row in in_order if row.status]
         noise = start_noise(row.start_ratios for row in begun)
@@ -319,7 +319,7 @@ class Lab:
                 "n_measured": sum(row.measured for row in begun),
                 "overhead_seconds_per_start": self._overhead,
                 "ranking": [row.name for row in ranked(begun)],
-                # Rows that turned out to be one setting, group by group: what they differ by is noise.
+                # Groups of rows that turned out to be the same setting: their differences are noise.
                 "same_settings": [names for key, names in groups.items() if key is not None and len(names) > 1],
                 "rows": [row.to_dict() for row in begun],
             }
@@ -328,7 +328,7 @@ class Lab:
 
 @contextmanager
 def alone_in(work_dir: Path) -> Iterator[IO[str]]:
-    """Nobody else measures or trains in this folder meanwhile; the file that is locked."""
+    """Lock a folder, so that no other process measures or trains in it; yields the lock file."""
     with writing(work_dir, "Make room, or give another --work_dir."):
         work_dir.mkdir(parents=True, exist_ok=True)
         file = (work_dir / LOCK_FILE).open("a")

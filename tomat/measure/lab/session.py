@@ -1,7 +1,7 @@
-"""One setting of the lab, in its process: the trainer's own steps, timed in windows.
+"""The process of one setting of the lab: takes the trainer's own steps and times them in windows.
 
-State, step, loader and dispatch are those of `train/run.py`; what a run does between steps (log, evaluation,
-checkpoints) is left out. The process is forked from one that has imported JAX and touched no device (`process.py`).
+State, step, loader and dispatch are those of `train/run.py`, without the work between steps (log, evaluation,
+checkpoints). The process is forked from one that has imported JAX and touched no device (`process.py`).
 """
 
 import contextlib
@@ -41,23 +41,23 @@ from tomat.train.step import build_trainer
 from tomat.train.tracking import PhaseClock, listening_to_durations
 
 SAVED_EVENT = "/jax/compilation_cache/compile_time_saved_sec"
-"""What jax 0.11.1 reports of a program from the cache: the seconds that its compile had taken, less its reading."""
+"""jax 0.11.1 reports this for a program from the cache: the seconds of its former compile minus those of reading it."""
 MISS_EVENT = "/jax/compilation_cache/cache_misses"
 ENDLESS_STEPS = 10**9
 IDLE_SECONDS, LONGEST_WAIT_SECONDS = 0.1, 10.0
-"""A process that used no tenth of a processor for so long is idle; after the longest wait it counts as such."""
+"""A process is idle if it used less than a tenth of a processor for this long. The wait for that has a maximum."""
 
 
 class Session:
-    """A setting that is ready to take steps; `on_stage` is told what the process does, and once devices are known, what
-    says how much memory is used."""
+    """A setting that is ready to take steps. `on_stage` is called with what the process does and, once devices are
+    known, the source of its memory use (`DEVICE` or `PROCESS`)."""
 
     def __init__(self, request: Request, on_stage: Callable[[str, str | None], None]):
         on_stage("reading the configuration", None)
         config = load_config(request.config_path, request.words, request.words_of)
-        # Named before what the lab sets, so that two rows of one setting have one hash.
+        # Computed before the lab's own settings are added, so that two rows of the same setting have the same hash.
         own_hash = config_hash(config)
-        # The same step, with nothing left behind but what it compiled.
+        # The same step, but the process leaves nothing behind except compiled programs.
         jax_config = {**config.trainer.jax_config, **compile_cache(request.work_dir / "compiled")}
         trainer = dataclasses.replace(config.trainer, jax_config=jax_config)
         own = {"output_dir": str(request.scratch_dir), "trackers": TrackersConfig(), "trainer": trainer}
@@ -65,7 +65,7 @@ class Session:
         trainer_config = connect(config)
         source = peak_memory()[1]
         on_stage("opening the data", source)
-        # Rows with the same data share what the embedded densities are tokenized to.
+        # Rows with the same data share the tokenized embedded densities.
         data = config.data
         made_of = [data.layout, data.n_density_tokens, data.codec_objective, data.patches_per_material]
         made_of += [] if data.embedded_grid == "refined" else [data.embedded_grid]
@@ -77,9 +77,9 @@ class Session:
         trainer_config.load_checkpoint, trainer_config.load_checkpoint_path = False, None
         tables = run_tables(datasets, environment_of(config.model))
         trainer = build_trainer(config, trainer_config, value_table(datasets.codec), tables)
-        # The schedule is that of the configured steps; the lab may take more of them, at the last learning rate.
+        # The schedule is built for the configured steps. The lab may take more steps, at the last learning rate.
         trainer_config.num_train_steps = ENDLESS_STEPS
-        trainer.__enter__()  # until the process ends
+        trainer.__enter__()  # never left; the process ends
         start_memory_bytes = peak_memory()[0]
         on_stage("compiling the initial state", source)
         state = initial_state(config, trainer, None, None)
@@ -107,7 +107,7 @@ class Session:
         self._settle_steps = request.settle_steps
         if request.config.steps:
             self._window_steps = request.config.steps
-        else:  # of the warm-up the first half may still be slow
+        else:  # the first half of the warm-up may still be slow
             late = statistics.median(self._times[len(self._times) // 2 :])
             self._window_steps = max(2, round(request.config.window_seconds / max(late, 1e-6)))
         devices = jax.local_devices()
@@ -142,12 +142,12 @@ class Session:
         }
 
     def described(self) -> dict[str, Any]:
-        """What is known once the step is warm; seconds, bytes (up to now), counts."""
+        """The facts that are known after the warm-up: seconds, bytes (up to now), counts."""
         peak, source = peak_memory()
         return {**self._described, "peak_memory_bytes": peak, "memory_source": source}
 
     def window(self) -> dict[str, Any]:
-        """Time one window of steps, after those that are not counted."""
+        """Time one window of steps, after the untimed settle steps."""
         self._take(self._settle_steps)
         self._loading_seconds = 0.0
         counter = self._energy
@@ -169,7 +169,7 @@ class Session:
         }
 
     def _take(self, steps: int) -> list[float]:
-        """The losses of the next steps; when they are returned, no step is in flight."""
+        """Take the next steps and return their losses. Afterwards no step is in flight."""
         self._pause_at = self._done + steps
         self._times: list[float] = []
         losses = []
@@ -210,7 +210,7 @@ class Session:
 
 
 def describe(connection: Connection, config_path: str, words: list[str]) -> None:
-    """Say what a search of batches has to know of a configuration on the devices that are here."""
+    """Send the facts about a configuration on this machine's devices that a search for the largest batch needs."""
     try:
         config = load_config(config_path, words)
         trainer_config = connect(config)
@@ -229,8 +229,8 @@ def describe(connection: Connection, config_path: str, words: list[str]) -> None
 
 
 def wait_until_idle() -> None:
-    """Until this process uses no processor: after the last step the loader still fills up what it makes ahead, which
-    would slow the process that is timed next, and never this one."""
+    """Wait until this process uses no processor time. After the last step the loader still fills its prefetch buffer,
+    which would slow down the process that is timed next."""
     deadline = time.monotonic() + LONGEST_WAIT_SECONDS
     while time.monotonic() < deadline:
         before = time.process_time()
@@ -240,7 +240,7 @@ def wait_until_idle() -> None:
 
 
 def peak_memory() -> tuple[int, str]:
-    """The most memory so far, and what says so: the fullest device, or where devices say nothing, the process."""
+    """Peak memory so far and its source: the fullest device, or the process if devices do not report memory."""
     found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
     if all(found):
         return max(one for one in found if one), DEVICE
@@ -248,7 +248,7 @@ def peak_memory() -> tuple[int, str]:
 
 
 def serve(connection: Connection, request: Request) -> None:
-    """All of the process: get ready, then a window for each `True` that comes, until `False`. Does not return."""
+    """The process's main function: get ready, then measure a window for each `True`, until `False`. Never returns."""
     with request.log.open("a", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -279,12 +279,12 @@ def serve(connection: Connection, request: Request) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Threads of the loader and of the compiler would be waited for.
+        # `os._exit`, because a normal exit would wait for the threads of the loader and the compiler.
         os._exit(0)
 
 
 def _end_with_parent() -> None:
-    """End with the lab: nobody would wait for the answer, and the devices are held."""
+    """End this process when the lab ends: nobody waits for the answer any more, and the process holds the devices."""
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -1,4 +1,4 @@
-"""Whether a row is faster than its base: ratios of windows that were measured beside each other, with an interval."""
+"""Whether a row is faster than its base: ratios of windows that were measured side by side, with an interval."""
 
 import math
 import statistics
@@ -11,14 +11,14 @@ from msgspec import Meta
 from tomat.base.records import Positive
 
 LEVEL = 0.95
-"""Of the interval."""
+"""Confidence level of the interval."""
 
 FASTER, SLOWER, BETTER, WORSE, SAME = "faster", "slower", "better", "worse", "within noise"
 
 
 @dataclass(frozen=True)
 class _Mean:
-    """Of pairs, with its interval at `LEVEL`."""
+    """The mean over pairs, with its interval at `LEVEL`."""
 
     mean: float
     low: float
@@ -27,7 +27,7 @@ class _Mean:
 
 
 class Ratio(_Mean):
-    """Tokens a second of a row over those of its base; the mean is geometric."""
+    """Ratio of a row's tokens a second to its base's; the mean is geometric."""
 
     @property
     def verdict(self) -> str:
@@ -35,10 +35,10 @@ class Ratio(_Mean):
 
 
 def ratio_of(ratios: Sequence[float]) -> Ratio | None:
-    """The mean of paired ratios and Student's interval around it, both of their logarithms; None of fewer than two.
+    """The mean of paired ratios and Student's interval, both computed on logarithms; None for fewer than two pairs.
 
-    A drift of the machine that both halves of a pair saw cancels; what one half alone saw is the noise. Pairs count as
-    independent.
+    A drift of the machine that affects both windows of a pair cancels. An effect on only one of them is noise. Pairs
+    count as independent.
     """
     found = difference_of([math.log(ratio) for ratio in ratios])
     if found is None:
@@ -48,19 +48,19 @@ def ratio_of(ratios: Sequence[float]) -> Ratio | None:
 
 @dataclass(frozen=True)
 class StartNoise:
-    """By how much the logarithm of a ratio differs from one start of a row and its base to the next."""
+    """Variation of the logarithm of the ratio between starts of a row and its base."""
 
     variance: Annotated[float, Meta(ge=0, le=100)]
     degrees: Positive
-    """Of freedom: starts beyond the first, of all rows."""
+    """Degrees of freedom: the starts beyond the first, summed over all rows."""
 
 
 def start_noise(rows: Iterable[Sequence[Sequence[float]]]) -> StartNoise | None:
-    """The noise of a start, of all rows of a sweep together, since one row has too few.
+    """The noise of a start, pooled over all rows of a sweep, because one row has too few starts.
 
-    A process keeps its speed for its life: on two quiet processors starts of one setting differed by 3 % (standard
-    deviation), windows of one start by 1 to 3 %. `rows` has of each row, of each of its starts, the ratios of its pairs
-    of windows. None where no row was started twice.
+    A process keeps its speed for its life: on two quiet processors, starts of one setting differed by 3 % (standard
+    deviation) and windows of one start by 1 to 3 %. `rows` has for each row and each of its starts the ratios of its
+    pairs of windows. None if no row was started twice.
     """
     squares, degrees = 0.0, 0
     for starts in rows:
@@ -71,8 +71,8 @@ def start_noise(rows: Iterable[Sequence[Sequence[float]]]) -> StartNoise | None:
 
 
 def ratio_of_starts(starts: Sequence[Sequence[float]], noise: StartNoise | None) -> Ratio | None:
-    """The mean over starts of a row; its interval is the wider of that of its pairs and that of the noise of a start.
-    Without noise every row was started once, and what a process keeps is not in it. None of fewer than two pairs."""
+    """The mean over a row's starts. Its interval is the wider of two: from its pairs, or from the noise of a start. If
+    no row was started twice (`noise` None), the variation of processes is not in it. None for fewer than two pairs."""
     of_pairs = ratio_of([ratio for start in starts for ratio in start])
     if of_pairs is None or noise is None:
         return of_pairs
@@ -83,19 +83,19 @@ def ratio_of_starts(starts: Sequence[Sequence[float]], noise: StartNoise | None)
 
 
 def _start_means(starts: Sequence[Sequence[float]]) -> list[float]:
-    """Of the logarithms, of each start."""
+    """Mean of the logarithms for each start."""
     return [statistics.fmean(map(math.log, start)) for start in starts if start]
 
 
 def _student(degrees: int) -> float:
-    """Half the width of an interval at `LEVEL`, in standard errors."""
+    """Half the width of Student's interval at `LEVEL`, in standard errors."""
     from scipy.special import stdtrit  # the inverse of Student's distribution; scipy.stats takes a second to import
 
     return float(stdtrit(degrees, 0.5 + LEVEL / 2))
 
 
 class Difference(_Mean):
-    """A figure of a row less that of its base; lower is better."""
+    """A figure of a row minus the base's; lower is better."""
 
     @property
     def verdict(self) -> str:
@@ -103,9 +103,9 @@ class Difference(_Mean):
 
 
 def difference_of(values: Sequence[float]) -> Difference | None:
-    """The mean of paired differences and Student's interval around it; None of fewer than two.
+    """The mean of paired differences and Student's interval around it; None for fewer than two pairs.
 
-    Pairs are of seeds: the weights at the start and the order of the data are those of both halves.
+    In a quality study, both runs of a pair have the same seed: the same initial weights and order of the data.
     """
     if len(values) < 2:
         return None

@@ -1,9 +1,9 @@
-"""Tokens a second of tomat's step and loader beside Levanter's own trainer and loader.
+"""Compares tokens a second of tomat's step and loader with Levanter's own trainer and loader.
 
-The same decoder (Levanter's Qwen3, which tomat's is without the atoms), the same rows in batches as large, and the same
-optimizer; each side with its own loss, loader and loop. Levanter's rows lie in memory and are shuffled one by one; its
-loss is the next-token cross-entropy over the whole vocabulary at all positions but padding, which is what its
-`train_lm` makes of token rows. Both live in one process, whose windows of steps alternate.
+Both sides have the same decoder (Levanter's Qwen3, which tomat's decoder equals without the atoms), rows, batch size
+and optimizer, but each has its own loss, loader and loop. Levanter's rows lie in memory and are shuffled one by one.
+Its loss is the next-token cross-entropy over the whole vocabulary at all positions except padding, as its `train_lm`
+computes for token rows. Both run in one process, in alternating windows of steps.
 """
 
 import argparse
@@ -47,13 +47,13 @@ from tomat.train.startup import connect, initialise
 from tomat.train.step import build_trainer
 
 WITHOUT_ATOMS = ["--model.environment", "null", "--density_dropout", "0"]
-"""Levanter has no model that reads atoms."""
+"""Overrides that leave out the atoms, because Levanter has no model that reads them."""
 
 ENDLESS_STEPS = 10**9
 
 
 def build_parser() -> Parser:
-    """What the script takes."""
+    """The argument parser of this script."""
     parser = Parser(
         description="Tokens a second of the same decoder on the same rows: tomat's loss, loader and loop, and those of "
         "Levanter, in turn. The atoms are left out, which Levanter's models do not read.",
@@ -68,10 +68,10 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time both in turn, print and write the figures.
+    """Time both sides in turn, print and write the figures.
 
     Raises:
-        TomatError: A model that is not tomat's own, or that Levanter's Qwen3 is not.
+        TomatError: The model is not tomat's own decoder, or has no counterpart in Levanter's Qwen3.
     """
     config = load_config(args.config_path)
     if environment_of(config.model) is not None:
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         losses = {side: [timed(steps, args.steps)[1]] for side, steps in sides.items()}
         seconds: dict[str, list[float]] = {side: [] for side in sides}
         for turn in range(args.rounds):
-            # Now the one is first, now the other.
+            # The two sides take turns in going first.
             for side in list(sides)[:: 1 if turn % 2 == 0 else -1]:
                 found = timed(sides[side], args.steps)
                 seconds[side].append(found[0])
@@ -122,10 +122,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def levanter_model(config: TrainConfig) -> Qwen3Config:
-    """The same decoder in Levanter's words.
+    """The same decoder as a configuration of Levanter.
 
     Raises:
-        TomatError: There is none.
+        TomatError: Levanter has no such decoder.
     """
     model = config.model_config()
     if not isinstance(model, DensityDecoderConfig):
@@ -142,7 +142,7 @@ def levanter_model(config: TrainConfig) -> Qwen3Config:
         raise TomatError(f"{names}: there is no counterpart in Levanter's Qwen3; leave it out.")
     shared = {field.name for field in dataclasses.fields(Qwen3Config)} - {"sliding_window", "use_sliding_window"}
     values = {name: getattr(model, name) for name in shared}
-    if values["attn_backend"] == "cudnn":  # what it has on a GPU instead
+    if values["attn_backend"] == "cudnn":  # None: Levanter's own choice for a GPU
         values["attn_backend"] = None
     return Qwen3Config(**{**values, "gradient_checkpointing": model.checkpoint_policy})
 
@@ -150,7 +150,7 @@ def levanter_model(config: TrainConfig) -> Qwen3Config:
 def tomat_steps(
     config: TrainConfig, trainer_config: TrainerConfig, datasets: Datasets, window: int, stack: ExitStack
 ) -> Iterator[StepInfo[Any]]:
-    """tomat's own steps, without end; after every `window` of them none is in flight."""
+    """An endless iterator over tomat's own steps. After every `window` steps, none is in flight."""
     trainer = build_trainer(config, trainer_config, value_table(datasets.codec))
     trainer_config.num_train_steps = ENDLESS_STEPS
     stack.enter_context(trainer)
@@ -168,7 +168,7 @@ def tomat_steps(
 def levanter_steps(
     config: TrainConfig, trainer_config: TrainerConfig, model: Qwen3Config, shards: ShardSet, stack: ExitStack
 ) -> Iterator[StepInfo[Any]]:
-    """Levanter's own: its model, loss, data sets, loader and loop, as its `train_lm` puts them together."""
+    """Levanter's own steps: its model, loss, data sets, loader and loop, put together as in its `train_lm`."""
 
     def loss(model: LmHeadModel, example: LmExample, *, key: PRNGKeyArray | None = None) -> Any:
         return model.compute_next_token_loss(example, key=key)
@@ -186,7 +186,7 @@ def levanter_steps(
 
 
 def timed(steps: Iterator[StepInfo[Any]], n: int) -> tuple[float, float]:
-    """Seconds a step of the next `n`, and the last of their losses; one before them is not counted."""
+    """Mean seconds of the next `n` steps and the loss of the last; one step before them is not counted."""
     next(steps)
     began = time.monotonic()
     for _ in range(n - 1):

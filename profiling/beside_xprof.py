@@ -1,4 +1,4 @@
-"""tomat's reading of a trace beside xprof's own converters: self time and occurrences of each operation."""
+"""Compares tomat's reading of a trace with xprof's own converters: self time and occurrences of each operation."""
 
 import argparse
 import contextlib
@@ -26,13 +26,13 @@ from tomat.perf.profile.trace import load_trace
 from tomat.perf.profile.trace_data import Trace
 
 VERSION = "2.24.2"
-"""Of xprof, whose documentation describes its converters as a page in the browser and not as functions."""
+"""Version of xprof whose functions are called here: its documentation describes only the pages in the browser."""
 
 
 def hlo_stats(files: list[str]) -> list[dict[str, Any]]:
-    """Rows of xprof's table of operations, by the ids of its columns; none where it finds no device operations.
+    """Rows of xprof's table of operations, by column id; empty if xprof finds no device operations.
 
-    Among them `hlo_op_name` (`IDLE` stands for no operation), `total_self_time` (us) and `occurrences`.
+    The columns include `hlo_op_name` (`IDLE` means no operation), `total_self_time` (us) and `occurrences`.
 
     Args:
         files: xplane files of one session. xprof writes its caches beside them.
@@ -51,7 +51,7 @@ def hlo_stats(files: list[str]) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """xprof's C++ side logs to file descriptor 2 whatever the log level."""
+    """Silence file descriptor 2, because xprof's C++ code logs to it at any log level."""
     saved = os.dup(2)
     sink = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -64,10 +64,10 @@ def _quiet() -> Iterator[None]:
 
 
 def check_against_xprof(path: Path) -> dict[str, float]:
-    """A local xplane file or profile directory beside xprof's `hlo_stats` of it.
+    """Compare a local xplane file or profile directory with xprof's `hlo_stats`.
 
-    Over the whole trace, all devices; an operation that only one side has counts 0 on the other. Of single operations,
-    `largest_difference_seconds` is of their self time, and `occurrences_differ` counts those of other executions.
+    It covers the whole trace and all devices. An operation that only one side has counts 0 on the other. The largest
+    difference is in the self time of one operation; `occurrences_differ` counts operations whose executions differ.
     """
     if importlib.util.find_spec("xprof") is None:
         raise TomatError("xprof is not installed; install it with `uv sync --extra xprof`.")
@@ -89,7 +89,7 @@ def check_against_xprof(path: Path) -> dict[str, float]:
 
 
 def _tomat_ops(trace: Trace) -> defaultdict[str, list[float]]:
-    """(Self time in seconds, executions) of every operation; one window from the first event to the last."""
+    """(Self time in seconds, executions) of every operation, in one window from the first to the last event."""
     totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for device in trace.devices:
         ends = device.ops.start_ps + device.ops.duration_ps
@@ -103,7 +103,7 @@ def _tomat_ops(trace: Trace) -> defaultdict[str, list[float]]:
 
 
 def _xprof_ops(files: list[Path]) -> defaultdict[str, list[float]]:
-    """The same by xprof's `hlo_stats`, made on a copy: it writes its caches beside the trace."""
+    """The same from xprof's `hlo_stats`. It runs on a copy, because xprof writes its caches beside the trace."""
     with tempfile.TemporaryDirectory(prefix="tomat-xprof-") as scratch:
         session = Path(scratch) / "plugins" / "profile" / "session"
         session.mkdir(parents=True)
@@ -130,7 +130,7 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare."""
+    """Compare a profile with xprof and report the differences."""
     check = check_against_xprof(Path(profile_place(str(args.profile))))
     console.print(
         f"xprof: self time {check['xprof_self_seconds']:.9f} s over {check['n_operations']} operations, tomat "

@@ -1,8 +1,8 @@
-"""`tomat plan --calibrate --kernels` of openxla/tokamax's timings, by the versions of the compiler that made them.
+"""`tomat plan --calibrate --kernels` for openxla/tokamax's timings, with the compiler versions they were made with.
 
-tokamax builds the programs (`calibrate_with_libtpu_programs.py`). A file of timings may hold kernels of several
-versions of the compiler, even of one chip: of openxla/tokamax's TPU7x the backward pass of XLA's loss has the memory
-that libtpu 0.0.37 plans (21 of 21), all else that of 0.0.44 (84 of 87).
+tokamax builds the programs (`calibrate_with_libtpu_programs.py`). A file of timings may mix compiler versions, even for
+one chip. In openxla/tokamax's file for TPU7x, the backward pass of XLA's loss has the memory that libtpu 0.0.37 plans
+(21 of 21 rows), and everything else that of libtpu 0.0.44 (84 of 87).
 """
 
 import argparse
@@ -28,7 +28,7 @@ def libtpu_in(folder: Path) -> Compiler:
     """The libtpu in a folder that `uv pip install --target FOLDER --no-deps libtpu==VERSION` has filled.
 
     Raises:
-        TomatError: There is none.
+        TomatError: The folder has no libtpu, or several.
     """
     versions = {found.version for found in importlib.metadata.distributions(name="libtpu", path=[str(folder)])}
     library = folder.absolute() / "libtpu" / "libtpu.so"
@@ -42,10 +42,10 @@ def libtpu_in(folder: Path) -> Compiler:
 
 
 def read_compilers(words: Sequence[str]) -> dict[str, Compiler]:
-    """Of `DIR`, the libtpu of all operations, by "", and any number of `OP=DIR`, that of one.
+    """Operation -> its compiler, from words `OP=DIR`. A word `DIR` gives the one of all other operations, under "".
 
     Raises:
-        TomatError: As for `libtpu_in`; or an operation, or all of them, would have two.
+        TomatError: As for `libtpu_in`; or two words name the same operation, or none.
     """
     found: dict[str, Compiler] = {}
     for word in words:
@@ -63,11 +63,11 @@ PROGRAMS = "calibrate_with_libtpu_programs"
 
 
 def read_tokamax(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
-    """As `read_timings`, with the memory of rows that have it in mebibytes.
+    """`read_timings`, with corrected memory for rows that give it in mebibytes and not in megabytes.
 
-    One version of tokamax tunes an operation of a chip, and some wrote mebibytes: a number of such an operation is no
-    whole number of bytes as megabytes. In the file of 2026-08-21 all rows of six operations of TPU7x, 313, are whole
-    bytes as mebibytes alone; those of all others, 1,635, as megabytes.
+    All rows of one operation on one chip come from one version of tokamax, and some versions wrote mebibytes. Such an
+    operation has a number that is a whole number of bytes only if read as mebibytes. In the file of 2026-08-21, the 313
+    rows of six operations of TPU7x are whole bytes only as mebibytes; the other 1,635 rows are whole as megabytes.
     """
     timings, refused = read_timings(path)
     cells = dict(read_cells(path))
@@ -84,7 +84,7 @@ def read_tokamax(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
 
 
 def decided_by() -> str:
-    """What decides the programs, beside tomat and the compiler."""
+    """An identity of what decides the programs besides tomat and the compiler: tokamax's version and a source hash."""
     if importlib.util.find_spec("tokamax") is None:
         how = "install it with `uv sync --extra plan --extra calibrate`"
         raise TomatError(f"tokamax, whose programs the timed kernels are, is not installed; {how}.")
@@ -93,7 +93,7 @@ def decided_by() -> str:
 
 
 def build_parser() -> Parser:
-    """The flags of this script: those of the verb, and the compilers."""
+    """The argument parser of this script: flags of the verb, and the compilers."""
     parser = Parser(
         prog="python profiling/calibrate_with_libtpu.py",
         description="Compile timed kernels by the libtpu that they were timed with, fit the models of their chips to "
@@ -123,14 +123,14 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Calibrate."""
+    """Calibrate the chips of a file of timings."""
     compilers = read_compilers(args.libtpu)
     there = sorted(
         {timing.op for timing in read_timings(args.kernels)[0] if timing.chip in (args.chip or [timing.chip])}
     )
     if unknown := sorted(compilers.keys() - {"", *there}):
         raise TomatError(f"--libtpu names the operation {unknown[0]}; the rows are of {', '.join(there)}.")
-    # The processes that compile find the module beside this one.
+    # The compile processes need PYTHONPATH to find the module beside this one.
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     record = calibrate_kernels(

@@ -1,15 +1,15 @@
-"""The program of a timing that is not tomat's own, as tokamax builds it, for a chip that is not here; and the process
-that compiles one (`python -m calibrate_with_libtpu_programs REQUEST.json`).
+"""Builds the program of one of tokamax's timings for a chip that is not present. It is also the process that compiles
+one (`python -m calibrate_with_libtpu_programs REQUEST.json`).
 
-The version is pinned in `pyproject.toml` (extra `calibrate`). tokamax 0.0.12's public interface lists no operation by
-name, and its calls choose an implementation by the device that is there: the classes of its operations are imported
-from where they lie, and made from the arguments that its files of timings hold with the adapters that wrote them.
+tokamax is pinned in `pyproject.toml` (extra `calibrate`). The public interface of tokamax 0.0.12 lists no operation by
+name, and its calls choose an implementation by the present device. So the operation classes are imported from tokamax's
+private modules. Their arguments are read from files of timings with the adapters that wrote these.
 
-Two things are made here. `chunked_xla_linear_softmax_cross_entropy_loss` was in tokamax when its rows were timed (its
-repository at commit 6c65b547, `linear_softmax_cross_entropy_loss/chunked_xla.py`) and tokamax 0.0.12 has it no more: it
-is written from its formula. And the backward pass of attention written out, which tokamax 0.0.12 makes with
-`jax.core.DropVar`, which JAX 0.11 has no more (`tokamax/_src/ad.py`), without a way in to give it another: it is the
-one that JAX derives, without what of the forward pass it would compute again."""
+Two programs are written here. `chunked_xla_linear_softmax_cross_entropy_loss` was in tokamax when its rows were timed
+(its repository at commit 6c65b547, `linear_softmax_cross_entropy_loss/chunked_xla.py`), but is not in 0.0.12, so it is
+written from its formula. tokamax 0.0.12 makes the explicit backward pass of attention with `jax.core.DropVar`
+(`tokamax/_src/ad.py`), which JAX 0.11 does not have, and the pass cannot be replaced from outside. Here it is the one
+that JAX derives, without the recomputation of the forward pass."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ OPS = {
     "normalization_vjp": ("normalization.base", "NormalizationVjp"),
     "triangle_multiplication": ("triangle_multiplication.base", "TriangleMultiplication"),
 }  # fmt: skip
-"""Operation, as files of timings name it -> module below `tokamax._src.ops`, and class."""
+"""Operation, as files of timings name it -> module below `tokamax._src.ops` and class."""
 
 
 def class_of(op: str) -> Any:
@@ -67,16 +67,16 @@ def class_of(op: str) -> Any:
 def bound(
     cls: type, fields: Mapping[str, Any], settings: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """An operation with its settings, and its arguments as arrays to be.
+    """An operation with its settings, and its arguments with arrays as shapes.
 
     Args:
-        cls: Of the operation, or derived from it.
-        fields: Of the operation, where they are not its own.
-        settings: Its tiles and layouts; empty: none are set.
-        arguments: Of its call, as a file of timings has them.
+        cls: Class of the operation, or derived from it.
+        fields: Fields of the operation that differ from their defaults.
+        settings: Tiles and layouts of the operation; empty: none are set.
+        arguments: Arguments of the call, as a file of timings has them.
 
     Raises:
-        ValueError: tokamax refuses them (pydantic's).
+        ValueError: tokamax refuses the arguments (from pydantic).
     """
     from tokamax._src import pydantic as adapters
     from tokamax._src.ops.op import _get_arg_spec_adapter
@@ -89,10 +89,10 @@ def bound(
 
 
 def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
-    """The backward pass of `forward` as a function of what it has kept and of the gradients of what it returned.
+    """The backward pass of `forward` as a function of kept values and of the gradients of the outputs.
 
     Args:
-        forward: Gives what it returns, and what it keeps: of its inputs, of what it returns, of what is between them.
+        forward: Returns (outputs, kept values). Kept values may be inputs, outputs, or values in between.
         inputs: Arrays, trees of them, or their shapes.
 
     Returns:
@@ -108,7 +108,7 @@ def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Call
     whole: Jaxpr = closed.jaxpr
     n_inputs, n_kept = len(jax.tree.leaves(inputs)), len(jax.tree.leaves(kept))
     kept_places, gradients = whole.outvars[:n_kept], whole.outvars[n_kept:]
-    # A constant that is kept, such as a mask, is known without.
+    # A kept constant, such as a mask, is known anyway.
     number_of = {
         place: number
         for number, place in enumerate(kept_places)
@@ -119,7 +119,7 @@ def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Call
     equations = []
     for equation in whole.eqns:
         if all(isinstance(place, Literal) or place in known for place in equation.invars):
-            # What was kept is not overwritten by what computes it.
+            # A kept value is not overwritten by the equation that computes it.
             made = [Var(place.aval) if place in number_of else place for place in equation.outvars]
             equations.append(equation.replace(outvars=made))
             known.update(made)
@@ -138,9 +138,9 @@ def kept_backward(forward: Callable[..., tuple[Any, Any]], *inputs: Any) -> Call
 
 
 def attention_backward(backward_op: type, forward_op: type) -> Callable[..., tuple[Any, None]]:
-    """`_fwd` of tokamax's backward pass of attention written out, in the place of its own."""
+    """A replacement for `_fwd` of tokamax's explicit backward pass of attention."""
 
-    @functools.wraps(backward_op._fwd)  # its signature says what a row may leave out
+    @functools.wraps(backward_op._fwd)  # its signature says which arguments a row may leave out
     def run(self, residuals, out, dout, q, k, v, *, bias, config, return_residuals, **arguments):
         del self, config
         if return_residuals or arguments["paging_info"] is not None:
@@ -162,16 +162,15 @@ DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32, "i32": jnp.int32}
 def blockwise_loss(
     x: jax.Array, labels: jax.Array, w: jax.Array, *, block_rows: int, block_columns: int, mean: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """The cross-entropy of `x @ w`, summed or its mean, and the log-normaliser of each row; both in `x`'s type but for
-    the loss, which is float32.
+    """The cross-entropy of `x @ w` (sum or mean), as float32, and the log-normaliser of each row, in `x`'s type.
 
     Args:
         x: `[rows, width]`.
-        labels: Column that is right, `[rows]`.
+        labels: The right column of each row, `[rows]`.
         w: `[width, columns]`.
     """
     n_rows, n_columns = x.shape[0], w.shape[1]
-    # Of columns that are padding too, whose logit is 0: tokamax's operation counts them, and its time is at stake here.
+    # Padded columns, whose logit is 0, count too, as in tokamax's operation: only the time of this program matters.
     x = jnp.pad(x, ((0, -n_rows % block_rows), (0, 0)))
     labels = jnp.pad(labels, (0, -n_rows % block_rows))
     w = jnp.pad(w, ((0, 0), (0, -n_columns % block_columns)))
@@ -205,11 +204,11 @@ def blockwise_loss(
 
 CHUNKED_LOSS = "chunked_xla_linear_softmax_cross_entropy_loss"
 FORMULAS = (CHUNKED_LOSS,)
-"""Operations that are built here."""
+"""Operations that are built from their formula here."""
 
 
 def formula(timing: KernelTiming) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
-    """The function of a timing whose operation is one of `FORMULAS`, and its arguments."""
+    """The function and the arguments of a timing whose operation is one of `FORMULAS`."""
     arguments, settings = dict(timing.arguments), dict(timing.settings)
     arrays = [described(arguments.pop(name, None), DTYPES) for name in ("x", "labels", "w")]
     reduction, residuals = arguments.pop("reduction", "sum"), arguments.pop("return_residuals", False)
@@ -225,25 +224,25 @@ def formula(timing: KernelTiming) -> tuple[Callable[..., Any], list[jax.ShapeDty
 
 
 RAGGED = ("ragged_dot", "pallas_mosaic_tpu_ragged_dot")
-"""Products of groups of rows. Which blocks run, the sizes of the groups decide: they are data, and no row says them."""
+"""Products of groups of rows. The group sizes decide which blocks run, but they are data, which rows do not record."""
 
 STATED = {"xla_chunked_dot_product_attention": {"chunk_size": (512, 1024)}}
-"""Fields of an operation that a timing does not say: tokamax's public call has these (0.0.12, `attention/api.py`)."""
+"""Fields of an operation that a timing lacks: these are from tokamax's public call (0.0.12, `attention/api.py`)."""
 
 DEFAULTS_OF = {
     "dot_product_attention_vjp": "dot_product_attention",
     "pallas_mosaic_tpu_flash_attention_vjp": "pallas_mosaic_tpu_flash_attention",
 }
-"""Backward passes, and the operation whose call has the defaults of what their rows leave out: bias, soft cap, dropout.
-tokamax's backward passes have none of their own (0.0.12, `attention/base.py`)."""
+"""Backward pass -> the operation whose defaults fill in what its rows leave out: bias, soft cap, dropout. tokamax's
+backward passes have no defaults of their own (0.0.12, `attention/base.py`)."""
 
 DEFAULT_PRECISION = "BF16_BF16_F32"
-"""What `Precision.DEFAULT` of both operands means on a TPU (tokamax 0.0.12, `precision.py`); rows of its first versions
-have the pair."""
+"""The meaning of `Precision.DEFAULT` for both operands on a TPU (tokamax 0.0.12, `precision.py`). Rows of tokamax's
+first versions have the pair."""
 
 
 def no_program(timing: KernelTiming) -> str | None:
-    """Why a timing has no program, as far as its operation says; None for the others."""
+    """Why a timing's operation has no program; None if it may have one."""
     if timing.op in RAGGED:
         return "how many of its blocks run depends on the sizes of its groups, which no compile knows"
     if timing.op not in (*OPS, *FORMULAS):
@@ -258,7 +257,7 @@ def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
     if reason is not None:
         raise TomatError(reason)
     sharding = jax.sharding.SingleDeviceSharding(device)
-    # What Pallas kernels ask for the chip that they are traced for.
+    # Pallas kernels read the chip that they are traced for from this abstract mesh.
     abstract = jax.sharding.AbstractDevice(device.device_kind, device.num_cores, platform="tpu")
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=abstract)
     try:
@@ -271,7 +270,7 @@ def lower_kernel(timing: KernelTiming, device: Any) -> jax.stages.Lowered:
             return jax.jit(function).lower(_placed(arrays, sharding))
     except TomatError:
         raise
-    except Exception as error:  # whatever the operation and JAX raise while tracing
+    except Exception as error:  # tracing may raise anything, from the operation or from JAX
         raise TomatError(f"it cannot be lowered: {first_line(error)}") from error
 
 
@@ -280,27 +279,27 @@ def _placed(arrays: Iterable[Any], sharding: Any) -> list[jax.ShapeDtypeStruct]:
 
 
 def _bound(timing: KernelTiming) -> tuple[Any, dict[str, Any]]:
-    """The operation with its settings, and its arguments as arrays to be."""
+    """The operation with its settings, and its arguments with arrays as shapes."""
     there = class_of(timing.op)
-    # It asks whether the device of this process can run it; the chip is not here.
+    # tokamax would check the device of this process, but the chip is not present.
     own: dict[str, Any] = {"supported_on": lambda self, device: True}
-    if timing.op == "dot_product_attention_vjp":  # the one operation whose own JAX 0.11 refuses
+    if timing.op == "dot_product_attention_vjp":  # the only operation whose own `_fwd` fails with JAX 0.11
         own["_fwd"] = attention_backward(there, class_of("dot_product_attention"))
     cls = type(there.__name__, (there,), own)
     arguments = dict(timing.arguments)
     precision = arguments.get("precision")
     if isinstance(precision, list) and all(isinstance(pair, list) for pair in precision):
-        # Of tokamax's first versions, which have no presets.
+        # Rows of tokamax's first versions, which have no presets.
         if any(pair != ["DEFAULT", "DEFAULT"] for pair in precision):
             raise TomatError(f"precision is {precision}; expected DEFAULT pairs or presets such as BF16_BF16_F32")
         arguments["precision"] = [DEFAULT_PRECISION] * len(precision)
     try:
         operation, arrays = bound(cls, STATED.get(timing.op, {}), timing.settings, arguments)
-    except ValueError as error:  # pydantic's
+    except ValueError as error:  # from pydantic
         raise TomatError(f"tokamax refuses its arguments: {first_line(error)}") from None
     defaults: dict[str, Any] = {}
     if timing.op in DEFAULTS_OF:
-        # What the call of the forward pass has for arguments that a backward pass demands.
+        # Defaults of the forward pass for the arguments that the backward pass requires.
         absent = inspect.Parameter.empty
         demanded = inspect.signature(operation._fwd).parameters
         forward = inspect.signature(class_of(DEFAULTS_OF[timing.op]).bind).parameters

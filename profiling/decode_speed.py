@@ -1,4 +1,4 @@
-"""The autoregressive decoder with and without its cache, beside one in 8 bits; both decoders on a whole cell."""
+"""Times the autoregressive decoder with and without its cache and with an 8-bit cache, and both decoders on a cell."""
 
 import argparse
 import os
@@ -37,11 +37,11 @@ from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import load_config
 
 GOAL_WITH_CACHE = 20.0
-"""Times as many tokens a second."""
+"""Goal for tokens a second with the cache, relative to without."""
 
 
 def build_parser() -> Parser:
-    """What the script takes."""
+    """The argument parser of this script."""
     parser = Parser(
         prog="python profiling/decode_speed.py",
         description="Tokens a second of the autoregressive decoder, with its cache and with a forward pass for each "
@@ -62,7 +62,7 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time both pairs in turn, print and write the figures."""
+    """Time both comparisons in turn, print and write the figures."""
     ignore_absent_tpu()
     run, crystal = fresh_run(str(args.config_path))
     shape = (args.grid,) * 3
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         f"on {jax.default_backend()}, {os.cpu_count()} cores; {counted(args.batch, 'patch', 'patches')} at a time."
     )
     rows = np.arange(args.batch, dtype=np.int32)
-    # The first patches, again from the first if there are fewer.
+    # The first patches; repeated if there are fewer than the batch.
     batch = {name: array[rows % len(array)] for name, array in patches.arrays.items()}
     batch |= {"patch": rows, "sample": np.zeros_like(rows)}
     means = run.codec.decode(np.arange(run.codec.n_density_tokens), "mean")
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fresh_run(config_path: str) -> tuple[LoadedRun, Crystal]:
-    """A run of the configuration that has not trained, and a cell of the embedded densities."""
+    """An untrained run of the configuration, and a cell of the embedded densities."""
     config = load_config(config_path)
     if environment_of(config.model) is None:
         raise TomatError(f"{config_path} has no model.environment; this measures models that predict structures.")
@@ -172,7 +172,7 @@ def decode_without_cache(
 
 
 def in_turn(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
-    """Seconds of each, one after the other, after a turn that compiles."""
+    """Seconds of each call in each round, one call after the other, after a first round that compiles."""
     seconds: list[list[float]] = [[] for _ in calls]
     for turn in range(rounds + 1):
         for call, found in zip(calls, seconds, strict=True):
@@ -188,7 +188,7 @@ def spread_of(values: list[float]) -> dict[str, float]:
 
 
 def said(spread: dict[str, float]) -> str:
-    """In words, thousands as whole numbers."""
+    """A spread in words; values from a thousand on as whole numbers."""
     middle, least, greatest = (
         f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
         for value in (spread["median"], spread["min"], spread["max"])

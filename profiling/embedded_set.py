@@ -1,7 +1,7 @@
-"""Build the embedded data set: compute every cell of `embedded_set_recipes.py`, store it, write the index.
+"""Builds the embedded data set: computes every cell of `embedded_set_recipes.py`, stores it, writes the index.
 
-The index is the state of the build: it is rewritten, in one step, after every cell, and a build that is started again
-computes only what it lacks or what a changed recipe asks for.
+The index is the state of the build. It is rewritten atomically after every cell. A build that is started again computes
+only cells that are missing or whose recipe changed.
 """
 
 import argparse
@@ -35,9 +35,9 @@ from tomat.data.density.grid import DensityGrid, fast_shape
 INDEX_NAME = "index.json"
 INDEX_FORMAT = 2
 SPACING_A = 0.065
-"""Largest voxel spacing after refinement: the median of the Materials Project densities is 0.064 A."""
+"""Largest voxel spacing after refinement. The median of the Materials Project densities is 0.064 A."""
 ELECTRON_TOLERANCE = 1e-6
-"""Relative: float32 storage of rho x V keeps the count to about 1e-8."""
+"""Relative tolerance. float32 storage of rho x V keeps the electron count to about 1e-8."""
 CONVERGENCE_CUTOFF_FACTOR = 1.5
 K_MESH_CHECKS: dict[str, tuple[int, int, int]] = {
     "Si-diamond-ideal": (8, 8, 8),
@@ -60,7 +60,7 @@ K_MESH_CHECKS: dict[str, tuple[int, int, int]] = {
     "WO3-rhenium-trioxide-ideal": (5, 5, 5),
     "GeO2-rutile-ideal": (4, 4, 6),
 }
-"""Denser meshes, moved as the recipe's is, that it is held against, by pw.x."""
+"""Cell -> denser mesh with the same shift as the recipe's, to check the recipe's mesh against with pw.x."""
 CUTOFF_CHECKS = (
     "Si-diamond-ideal",
     "C-diamond-ideal",
@@ -73,7 +73,7 @@ CUTOFF_CHECKS = (
     "CaF2-fluorite-ideal",
     "AlN-wurtzite-ideal",
 )
-"""Cells that are computed again at 1.5 times the cut-off, by pw.x."""
+"""Cells that pw.x computes again at 1.5 times the cut-off."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ConvergenceCheck:
     """The recipe with the raised setting."""
 
     def entry(self) -> dict[str, Any]:
-        """What the index says of it, but for the result."""
+        """The check's entry in the index, without the result."""
         return {
             "material_id": self.recipe.material_id,
             "setting": self.setting,
@@ -112,13 +112,13 @@ def build_demo_data(
     convergence: bool = True,
     processes: int = 2,
 ) -> dict[str, Any]:
-    """Compute what `out_dir` lacks of the data set.
+    """Compute the part of the data set that is missing in `out_dir`.
 
     Args:
         out_dir: receives `<material_id>.zarr` and `index.json`.
         recipes: cells to compute; None for the whole set.
         convergence: also compute the cells of `K_MESH_CHECKS` and `CUTOFF_CHECKS` with denser settings.
-        processes: calculations at a time, one core each.
+        processes: number of parallel calculations, one core each.
 
     Returns:
         The index as written.
@@ -147,8 +147,8 @@ def build_demo_data(
         write_json(root / INDEX_NAME, index)
         return index
 
-    # A spawned process starts without this one's threads and BLAS state. With one BLAS thread each they do not fight
-    # for the cores; the libraries read the variable when a calculation imports them.
+    # A spawned process starts without this one's threads and BLAS state. One BLAS thread for each process keeps them
+    # from competing for cores; the libraries read the variable when a calculation imports them.
     pool = ProcessPoolExecutor(
         processes, multiprocessing.get_context("spawn"), initializer=os.putenv, initargs=("OMP_NUM_THREADS", "1")
     )
@@ -181,7 +181,7 @@ def build_demo_data(
 
 
 def refined_shape(grid: DensityGrid) -> tuple[int, int, int]:
-    """The shape with spacing at or below `SPACING_A` and sides whose only prime factors are 2, 3 and 5."""
+    """The smallest shape, at least that of `grid`, with spacing at most `SPACING_A` and sides of factors 2, 3 and 5."""
     return fast_shape(grid.lattice, SPACING_A, grid.grid_shape)
 
 
@@ -193,12 +193,12 @@ def _reason_to_discard(recipe: CellRecipe, calculation: Calculation) -> str:
 
 
 def write_coefficients(rho: np.ndarray, path: Path, rounding: float = ROUNDING) -> float:
-    """Write `rho` `[nx, ny, nz]`, of any unit, and say the NMAE that rounding costs. Replaces what is there."""
+    """Write `rho` `[nx, ny, nz]` in any unit, replacing an existing file. Returns the NMAE caused by rounding."""
     import zarr
     from zarr.codecs import BloscCodec, Crc32cCodec
 
     spectrum = np.fft.rfftn(rho.astype(np.float64)) / rho.size
-    # Of n coefficients each part is off by step / sqrt(12), and their squares add up: n step^2 / 6 of one voxel.
+    # Each part of a coefficient is off by step / sqrt(12). Over n coefficients the squares add up to n step^2 / 6.
     mean = float(spectrum[0, 0, 0].real)
     kept = np.abs(spectrum) > 1e-2 * rounding * mean / math.sqrt(rho.size)
     step = rounding * mean * math.sqrt(6 / (2 * np.count_nonzero(kept)))
@@ -222,8 +222,8 @@ def _store(root: Path, recipe: CellRecipe, calculation: Calculation) -> dict[str
     if place.exists():
         shutil.rmtree(place)
     entry = {"material_id": recipe.material_id, "recipe": asdict(recipe), "calculation": calculation.record}
-    # Where a crystal is nearly void, rounding may leave less than nothing: such a cell has finer steps. A vacuum is
-    # nothing, and no step is fine enough.
+    # Where a crystal is nearly empty, rounding may give negative densities; such a cell gets finer steps. In a vacuum
+    # no step is fine enough.
     for finer in (1, 4) if recipe.group == "crystals" else (1,):
         rounding = write_coefficients(calculation.rho, place, ROUNDING / finer)
         grid = read_stored(root, entry)
@@ -258,7 +258,7 @@ def _checks(recipes: Sequence[CellRecipe]) -> Iterator[ConvergenceCheck]:
 
 
 def _compare(root: Path, entry: dict[str, Any], check: ConvergenceCheck, calculation: Calculation) -> dict[str, Any]:
-    """NMAE of the stored density against `calculation`, both refined to one grid; None if that did not converge."""
+    """NMAE of the stored density against `calculation`, both refined to one grid; None if the latter has no density."""
     nmae_percent = None
     if not calculation.reason:
         stored = read_stored(root, entry)
@@ -272,7 +272,7 @@ def _compare(root: Path, entry: dict[str, Any], check: ConvergenceCheck, calcula
 def _state(
     root: Path, recipes: Sequence[CellRecipe]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """What an earlier build left that still fits: cells, discarded cells, convergence checks."""
+    """The results of an earlier build that are still valid: cells, discarded cells, convergence checks."""
     path = root / INDEX_NAME
     if not path.exists():
         return {}, {}, {}
@@ -341,7 +341,7 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, and print how many cells there are."""
+    """Build the set and print the number of cells."""
     recipes = None
     if args.only:
         known = {recipe.material_id: recipe for recipe in cell_recipes()}

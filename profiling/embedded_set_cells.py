@@ -1,4 +1,4 @@
-"""What a cell of the embedded data set is: a compound, its distortion, the settings of its calculation."""
+"""The definition of a cell of the embedded data set: a compound, its distortion, the settings of its calculation."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ VALENCES: dict[str, int] = {
     "Sb": 5, "Te": 6, "I": 7, "Cs": 9, "Ba": 10, "La": 11, "Hf": 12, "Ta": 13, "W": 14, "Au": 11, "Hg": 12, "Tl": 3,
     "Pb": 4, "Bi": 5,
 }  # fmt: skip
-"""Electrons that the pseudopotential of an element leaves."""
+"""Element -> valence electrons of its pseudopotential."""
 HARD_CUTOFF_HARTREE, LEAST_CUTOFF_HARTREE = 45.0, 25.0
 _HARD = (
     "H", "He", "Li", "B", "C", "N", "O", "F", "Cl", "Ar", "K", "Ca", "Sc", "Ti", "Rb", "Sr", "Y", "Zr", "Nb", "Ag",
@@ -28,20 +28,20 @@ _HARD = (
 CUTOFF_HARTREE: dict[str, float] = {
     **dict.fromkeys(_HARD, HARD_CUTOFF_HARTREE), "Be": 50.0, "Cu": 60.0, "Zn": 60.0,
 }  # fmt: skip
-"""Of elements that need more than the least; a cell has the largest that one of its elements needs. A density changes
-with its cut-off (NMAE of MgO from 45 to 55 hartree 1.5 %, of SrF2 from 40 to 45 1.4 %, of LiCl from 25 to 45 2.9 %), so
-with several for one element there were several densities of one structure: until 2026-11-29 that was most of a model's
-error. What is not named changes by 0.02 to 0.4 % from 25 to 45 hartree (Mg2Si, InP, AlAs, PbS, TlBr, CsI, MgS, BaTe,
-BaS). None is converged: from 45 hartree to 80 BN and GaN change by 0.8, CaO by 1.1 %, to 110 MgO by 1.8 and SrF2 by
-2.6 %; from 45 to 60 BeTe changes by 1.7 and ZnS by 5.6 %, which is why these have more."""
+"""Cut-offs of elements that need more than the least. A cell has the largest cut-off of its elements. A density depends
+on its cut-off (NMAE of MgO from 45 to 55 hartree 1.5 %, of SrF2 from 40 to 45 1.4 %, of LiCl from 25 to 45 2.9 %). With
+several cut-offs for one element, one structure had several densities, which was most of a model's error until
+2026-11-29. Compounds of other elements change by 0.02 to 0.4 % from 25 to 45 hartree (Mg2Si, InP, AlAs, PbS, TlBr, CsI,
+MgS, BaTe, BaS). None is converged: from 45 to 80 hartree BN and GaN change by 0.8 and CaO by 1.1 %, from 45 to 110 MgO
+by 1.8 and SrF2 by 2.6 %. From 45 to 60 BeTe changes by 1.7 and ZnS by 5.6 %, so their metals have more."""
 
 
 @dataclass(frozen=True)
 class Distortion:
-    """What makes a cell differ from its compound's ideal one."""
+    """The difference of a cell from its compound's ideal cell."""
 
     volume_factor: float = 1.0
-    """Volume over the ideal volume."""
+    """Volume divided by the ideal volume."""
     strain: tuple[float, float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     """Small symmetric strain xx, yy, zz, yz, xz, xy (engineering shear halved), after the volume change."""
     rattle_a: float = 0.0
@@ -68,7 +68,7 @@ class Compound:
     atoms: Atoms
     k_mesh: tuple[int, int, int]
     k_shift: tuple[int, int, int]
-    """Per axis 0 or 1: the mesh is moved by half a step."""
+    """For each axis 0, or 1 if the mesh is moved by half a step."""
     variants: tuple[str, ...]
     split: str = "train"
     group: str = "crystals"
@@ -76,12 +76,12 @@ class Compound:
 
     @property
     def e_cut_hartree(self) -> float:
-        """The largest that an element of it needs."""
+        """The largest cut-off that one of its elements needs."""
         return max(CUTOFF_HARTREE.get(symbol, LEAST_CUTOFF_HARTREE) for symbol, _ in self.atoms)
 
     @property
     def engine(self) -> str:
-        """What computes it: eminus cells of the first group whose k-points have equal weights."""
+        """The code that computes it: eminus for crystals with a shifted mesh (equal k-point weights), else pw.x."""
         return "eminus" if self.group == "crystals" and any(self.k_shift) else "pw.x"
 
 
@@ -103,11 +103,11 @@ class CellRecipe:
     k_shift: tuple[int, int, int]
     distortion: Distortion
     group: str
-    """Of cells that are trained on or judged together."""
+    """Group of cells that are trained on or evaluated together."""
     engine: str
     """`eminus` or `pw.x`."""
     smearing_hartree: float
-    """Width of a Gaussian smearing of the occupations, of pw.x; 0: fixed ones."""
+    """Width of a Gaussian smearing of the occupations in pw.x; 0: fixed occupations."""
 
 
 def fcc(a: float) -> np.ndarray:
@@ -130,24 +130,24 @@ def rhombohedral(a: float, alpha_degrees: float) -> np.ndarray:
 
 
 def turned(x: float, y: float, z: float) -> tuple[tuple[float, float, float], ...]:
-    """A site and the two that a threefold axis along [111] makes of it."""
+    """A site and its two images under a threefold axis along [111]."""
     return ((x, y, z), (z, x, y), (y, z, x))
 
 
 Mesh = tuple[tuple[int, int, int], tuple[int, int, int]]
 
-# Primitive cells of face-centred lattices: a mesh with Gamma has the symmetry of its lattice, one moved by half a step
-# has not, and gave densities that broke that of their crystals by up to 1.3 % NMAE. From 10x10x10 points 4x4x4 are
-# 0.77 % for Si, 0.07 % for MgO and 0.02 % for NaCl, 6x6x6 0.15 % for Si and from 8x8x8 0.09 % for GaP: fine for gaps
-# below 3 eV, coarse for wider ones.
+# Primitive cells of face-centred lattices. A mesh with Gamma has the symmetry of its lattice. One moved by half a step
+# does not, and gave densities that broke their crystal's symmetry by up to 1.3 % NMAE. From 10x10x10 points, 4x4x4
+# differ by 0.77 % for Si, 0.07 % for MgO and 0.02 % for NaCl, and 6x6x6 by 0.15 % for Si; from 8x8x8, 6x6x6 differ by
+# 0.09 % for GaP. So the fine mesh is for gaps below 3 eV, and the coarse one for wider gaps.
 FINE_FCC_MESH: Mesh = ((6, 6, 6), (0, 0, 0))
 COARSE_FCC_MESH: Mesh = ((4, 4, 4), (0, 0, 0))
-# Of the lattices below the moved meshes have the symmetry. No point of them is its own mirror image, so that all
-# weights stay equal: with unequal ones (3x3x3 with Gamma) eminus's minimiser had not settled after 160 steps on MgO and
-# NaCl; with equal ones it needs 20 to 60.
+# For the lattices below, the moved meshes have the symmetry. None of their points is its own mirror image, so all
+# weights are equal. With unequal weights (3x3x3 with Gamma) eminus's minimiser had not settled after 160 steps on MgO
+# and NaCl; with equal weights it needs 20 to 60.
 COARSE_MESH: Mesh = ((2, 2, 2), (1, 1, 1))
-# Until 2026-11-29 wurtzite had 3x3x2 points, moved along the axis, and perovskite the coarse mesh: the former is 0.4
-# (AlN), 0.5 (BN), 0.6 (GaN) and 0.9 % (SiC) from 6x6x4, the latter 0.5 % (SrTiO3) from 4x4x4.
+# Until 2026-11-29 wurtzite had 3x3x2 points, moved along the axis, and perovskite had the coarse mesh. The former
+# differs by 0.4 (AlN), 0.5 (BN), 0.6 (GaN) and 0.9 % (SiC) from 6x6x4, the latter by 0.5 % (SrTiO3) from 4x4x4.
 WURTZITE_MESH: Mesh = ((6, 6, 4), (0, 0, 0))
 PEROVSKITE_MESH: Mesh = ((4, 4, 4), (0, 0, 0))
 
@@ -183,7 +183,7 @@ def wurtzite(
     variants: Sequence[str],
     split: str = "train",
 ) -> Compound:
-    """Four atoms; `u` is the second one's height over the first one."""
+    """Four atoms; `u` is the height of the second element above the first."""
     third, two_thirds = 1 / 3, 2 / 3
     atoms = (
         (one, (third, two_thirds, 0.0)), (one, (two_thirds, third, 0.5)),
@@ -211,13 +211,13 @@ def perovskite(a: float, large: str, small: str, anion: str, formula: str, varia
 
 
 def cell_of(compound: Compound, variant: str) -> CellRecipe:
-    """The calculation of one variant."""
+    """The calculation of one variant of a compound."""
     distortion = VARIANTS[variant]
     xx, yy, zz, yz, xz, xy = distortion.strain
     strain = np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]])
     lattice = compound.lattice * distortion.volume_factor ** (1 / 3) @ (np.eye(3) + strain)
     ideal_coords = np.array([site for _, site in compound.atoms])
-    # Seeded per compound, so that cells of one variant do not share their displacements.
+    # Each compound has its own seed, so that cells of one variant do not share their displacements.
     seed = [distortion.rattle_seed, *compound.formula.encode(), *compound.structure_type.encode()]
     displacement_a = np.random.default_rng(seed).normal(0.0, 1.0, ideal_coords.shape) * distortion.rattle_a
     coords = np.mod(ideal_coords + displacement_a @ np.linalg.inv(lattice), 1.0)
@@ -228,7 +228,7 @@ def cell_of(compound: Compound, variant: str) -> CellRecipe:
         structure_type=compound.structure_type,
         split=compound.split,
         variant=variant,
-        # Rounded, so that the recipe in the index is the recipe: 1e-9 A moves no density.
+        # Rounded, so that the recipe in the index is exact. 1e-9 A does not change a density.
         lattice_a=tuple((x, y, z) for x, y, z in np.round(lattice, 9).tolist()),
         symbols=tuple(symbol for symbol, _ in compound.atoms),
         valence=tuple(VALENCES[symbol] for symbol, _ in compound.atoms),

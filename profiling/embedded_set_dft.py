@@ -1,16 +1,16 @@
-"""One plane-wave DFT calculation, by eminus or by pw.x, until its density stands still.
+"""One plane-wave DFT calculation, by eminus or by pw.x, until its density is converged.
 
 Both solve the same equations: without symmetry pw.x converged to the densities of eminus within 0.01 % NMAE
-(`docs/tracking/scf-savings.md`). pw.x uses symmetry, weighs k-points unequally, fills bands by halves, and is tens of
-times faster.
+(`docs/tracking/scf-savings.md`). pw.x uses symmetry, can have unequal k-point weights and partially filled bands, and
+is tens of times faster.
 
 eminus (Apache-2.0, https://gitlab.com/wangenau/eminus) minimises the Kohn-Sham energy directly. Its conjugate-gradient
-method is run here in short stretches: left alone it lost the minimum again on several crystals (MgO at 20 hartree and
-3x3x3 k-points: -16.350 hartree after 20 steps, between -16.3 and -3 in the 40 steps that followed), while with a fresh
-start every 8 steps, a trial step of 0.1 and conjugate-gradient form 2 it reached -16.36285 in 35 steps. eminus's `auto`
-method was no way out: it reported convergence 0.001 hartree above the minimum, since a tiny steepest-descent step
-changes the energy by less than the tolerance. So convergence here means two stretches in a row that end by the energy
-criterion, at the lowest energy seen.
+method is run here in short stretches. Without restarts it lost the minimum again on several crystals (MgO at 20 hartree
+and 3x3x3 k-points: -16.350 hartree after 20 steps, between -16.3 and -3 in the next 40 steps). With a restart every 8
+steps, a trial step of 0.1 and conjugate-gradient form 2 it reached -16.36285 in 35 steps. eminus's `auto` method does
+not help: it reported convergence 0.001 hartree above the minimum, because a tiny steepest-descent step changes the
+energy by less than the tolerance. So convergence here means that two stretches in a row end by the energy criterion, at
+the lowest energy seen.
 """
 
 import math
@@ -31,17 +31,17 @@ from tomat.data.density.elements import atomic_number
 from tomat.data.density.geometry import BOHR_A
 
 ENERGY_TOLERANCE_HARTREE_PER_ATOM = 5.0e-7
-"""Energy change per step and atom that ends a stretch. For Si a tolerance of 1e-6 hartree in all left the density
-0.03 % NMAE from one converged to 1e-9."""
+"""Energy change per step and atom that ends a stretch. For Si, the density at a total tolerance of 1e-6 hartree
+differed by 0.03 % NMAE from one converged to 1e-9."""
 STRETCH_STEPS = 8
 TRIAL_STEP = 0.1
 LARGEST_STEPS = 96
 RY_PER_HARTREE = 2.0
 FIXED = "fixed, 2 per band"
 CONV_THR_RY = 1e-10
-"""Estimated error of the energy at which pw.x ends; that of the density goes with its root."""
+"""Estimated energy error at which pw.x ends. The density error is proportional to its square root."""
 LARGEST_SECONDS = 1200.0
-"""Of one run of pw.x."""
+"""Time limit of one run of pw.x."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Calculation:
     """A converged (or abandoned) calculation."""
 
     rho: np.ndarray | None
-    """`[nx, ny, nz]`, e/Å³, on the smallest grid that holds its whole Fourier series; None where there is none."""
+    """`[nx, ny, nz]`, e/Å³, on the smallest grid that holds its whole Fourier series; None without a density."""
     reason: str
-    """Why it counts as not converged, or nothing."""
+    """Why the calculation counts as not converged; empty if it converged."""
     record: dict[str, Any]
-    """What was computed and how it converged, as JSON has it, units in the keys."""
+    """JSON content: what was computed and how it converged, with units in the keys."""
 
 
 def time_reversal_mesh(mesh: tuple[int, int, int], shift: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """A uniform k-mesh of which k and -k, which give the same density, are kept once.
+    """A uniform k-mesh with only one of k and -k, which give the same density.
 
     Args:
         mesh: points along each reciprocal axis.
@@ -79,7 +79,7 @@ def time_reversal_mesh(mesh: tuple[int, int, int], shift: tuple[int, int, int]) 
 
 
 def band_limited_shape(lattice_bohr: np.ndarray, e_cut_hartree: float) -> tuple[int, int, int]:
-    """The smallest grid without aliasing of a density made of orbitals up to the cut-off.
+    """The smallest grid that represents a density of orbitals up to the cut-off without aliasing.
 
     Orbitals reach |G| = sqrt(2 E), their products 2 sqrt(2 E). Along axis i the integer index of G is G . a_i / (2 pi),
     at most |G| |a_i| / (2 pi) = |a_i| sqrt(2 E) / pi.
@@ -90,7 +90,7 @@ def band_limited_shape(lattice_bohr: np.ndarray, e_cut_hartree: float) -> tuple[
 
 
 def fourier_truncated(values: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """`values` on a smaller grid of odd sides, with only the Fourier coefficients that it can hold."""
+    """`values` on a smaller grid of odd sides, with only the Fourier coefficients that this grid can hold."""
     spectrum = np.fft.fftn(values)
     for axis, side in enumerate(shape):
         n = spectrum.shape[axis]
@@ -150,7 +150,7 @@ def _by_pw(recipe: CellRecipe) -> Calculation:
 
 
 def _settings(recipe: CellRecipe) -> dict[str, Any]:
-    """What the record says of a calculation whatever computed it."""
+    """The part of the record that is the same for both codes."""
     return {
         "functional": FUNCTIONAL.upper(),
         "pseudopotentials": [
@@ -178,7 +178,7 @@ def _by_eminus(recipe: CellRecipe) -> Calculation:
     eminus.config.verbose = 0
     positions = np.array(recipe.frac_coords) @ lattice_bohr
     atoms = Atoms(list(recipe.symbols), positions, ecut=e_cut, a=lattice_bohr, unrestricted=False, verbose=0)
-    # Named explicitly: left alone eminus takes the first of several valences that it finds for an element.
+    # Set explicitly, because eminus otherwise takes the first of several valences that it finds for an element.
     atoms.Z = list(recipe.valence)
     atoms.build()
     k_points, weights = time_reversal_mesh(recipe.k_mesh, recipe.k_shift)
@@ -197,7 +197,7 @@ def _by_eminus(recipe: CellRecipe) -> Calculation:
     density, change = np.zeros(0), math.inf
     while len(energies) < LARGEST_STEPS and not converged:
         scf.run(betat=TRIAL_STEP, cgform=2)
-        # The callback sees the energy of the step before; the last one stands in the object.
+        # The callback sees the energy of the previous step; the last energy is in the object.
         last = float(scf.energies.Etot)
         at_the_bottom = last <= min(energies[1:], default=last) + 2 * tolerance
         converged = scf.is_converged and ended_before and at_the_bottom
@@ -235,6 +235,6 @@ def _by_eminus(recipe: CellRecipe) -> Calculation:
 
 
 def _truncation_error(before: np.ndarray, after: np.ndarray) -> float:
-    """Share of the spectrum, by amplitude, that `fourier_truncated` left out: rounding errors when nothing was lost."""
+    """Share of the spectrum, by amplitude, that `fourier_truncated` removed: rounding errors if nothing was lost."""
     whole = np.abs(np.fft.fftn(before) / before.size).sum()
     return float(abs(whole - np.abs(np.fft.fftn(after) / after.size).sum()) / whole)

@@ -1,7 +1,6 @@
-"""Further crystals of the embedded set, of two to ten atoms: more chemistry, all by pw.x.
+"""Further crystals of the embedded set, of two to nine atoms: more chemistry, all by pw.x.
 
-Meshes reach equally far in every direction.
-None of the held-out compounds is among them.
+Meshes reach equally far in every direction. None of the held-out compounds is among these crystals.
 """
 
 import numpy as np
@@ -11,20 +10,20 @@ from embedded_set_structures import fluorite, half_heusler, litharge, matlockite
 GROUP = "further-crystals"
 
 SEMICONDUCTOR_REACH_A, IONIC_REACH_A, WIDE_REACH_A = 22.0, 15.0, 11.0
-"""Shortest lattice vector of the supercell that a mesh stands for: 6x6x6 points of GaP, 23 A, are 0.09 % from 8x8x8,
-those of wurtzite, 15 A, were 0.3 to 0.5 % off (AlP, GaAs). The last is for oxides, and for insulators of five atoms and
-more."""
+"""Shortest lattice vector of the supercell that corresponds to a mesh. 6x6x6 points of GaP (23 A) differ by 0.09 % from
+8x8x8; the meshes of wurtzite (15 A) were 0.3 to 0.5 % off (AlP, GaAs). The last value is for oxides and for insulators
+of five or more atoms."""
 Variants = tuple[str, ...]
 TWO: Variants = ("ideal", "sheared")
 
 
 def gamma_mesh(lattice: np.ndarray, reach_a: float) -> Mesh:
     """A mesh with Gamma whose supercell has no lattice vector below `reach_a`."""
-    # To 1e-6, so that axes of one length, which rounding tells apart, have one number of points.
+    # With a tolerance of 1e-6, so that axes of the same length get the same number of points in spite of rounding.
     mesh = np.maximum(1, np.ceil(reach_a / np.linalg.norm(lattice, axis=1) - 1e-6)).astype(int)
     sums = np.array([signs for signs in np.ndindex(3, 3, 3) if signs != (1, 1, 1)]) - 1
-    # Across the long thin cell of a layered crystal a difference of axes is shorter than they are: MgGeN2 of 3x3x3
-    # points is 0.7 % from 5x5x5, LiAlO2 0.3 %.
+    # In the long thin cell of a layered crystal, a difference of two axes can be shorter than the axes: from 5x5x5
+    # points, 3x3x3 differ by 0.7 % for MgGeN2 and 0.3 % for LiAlO2.
     while (short := np.linalg.norm(sums * mesh @ lattice, axis=1) < reach_a - 1e-6).any():
         mesh = mesh + np.abs(sums[short]).max(axis=0)
     nx, ny, nz = mesh.tolist()
@@ -35,14 +34,14 @@ def crystal(
     formula: str, structure: str, lattice: np.ndarray, sites: dict[str, list[Site]],
     reach_a: float, variants: Variants, group: str = GROUP, split: str = "train", smearing_hartree: float = 0.0,
 ) -> Compound:  # fmt: skip
-    """A compound by its sites, with the cut-off of its elements and a mesh of the given reach."""
+    """A compound from its sites, with a mesh of the given reach."""
     atoms: Atoms = tuple((symbol, site) for symbol, places in sites.items() for site in places)
     mesh, shift = gamma_mesh(lattice, reach_a)
     return Compound(formula, structure, lattice, atoms, mesh, shift, variants, split, group, smearing_hartree)
 
 
 SMALL_GAPS = ("InAs", "InSb", "InN", "GaSb", "CdO")
-"""PBE closes their gaps, or nearly."""
+"""Compounds whose gap PBE closes or nearly closes."""
 SMALL_GAP_SMEARING_HARTREE = 0.002
 
 

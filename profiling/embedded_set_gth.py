@@ -1,9 +1,9 @@
-"""The pseudopotentials of the embedded densities, as other codes read them.
+"""The pseudopotentials of the embedded densities, in the format of other codes.
 
-eminus brings the GTH-PBE parameters as CP2K has them. Quantum ESPRESSO (upflib/gth.f90) and ABINIT read the same
-figures in ABINIT's arrangement, format 10: title; atomic number, valence, date; format, functional (11: PBE), largest
-l, l of the local part, mesh, r2well; r_loc, how many, C1 ...; largest l again; for each l its radius, how many
-projectors, the rows of the upper triangle of h, and for l > 0 as many of the spin-orbit k.
+eminus contains the GTH-PBE parameters in CP2K's form. Quantum ESPRESSO (upflib/gth.f90) and ABINIT read the same values
+in ABINIT's format 10: title; atomic number, valence, date; format, functional (11: PBE), largest l, l of the local
+part, mesh, r2well; r_loc, number of C, C1 ...; largest l again; for each l its radius, number of projectors, the rows
+of the upper triangle of h, and for l > 0 the same number of rows of the spin-orbit k.
 """
 
 import importlib.util
@@ -14,21 +14,21 @@ from tomat.base.errors import TomatError
 from tomat.data.density.elements import atomic_number
 
 FUNCTIONAL = "pbe"
-"""Of the embedded densities and their pseudopotentials."""
+"""Functional of the embedded densities and their pseudopotentials."""
 
 
 def require_eminus() -> None:
-    """Stop where the code that calculates is not installed.
+    """Raise an error if eminus is not installed.
 
     Raises:
-        TomatError: It is not.
+        TomatError: eminus is not installed.
     """
     if importlib.util.find_spec("eminus") is None:
         raise TomatError("eminus is not installed; install it with `uv sync --extra demo-data`.")
 
 
 def gth_text(symbol: str, valence: int) -> str:
-    """The file of one element; Quantum ESPRESSO tells its kind by the end of its name, `.gth`.
+    """The text of one element's file. Quantum ESPRESSO recognizes the format by the ending `.gth` of the file name.
 
     Raises:
         TomatError: eminus is not installed, or has no such pseudopotential.
@@ -43,7 +43,7 @@ def gth_text(symbol: str, valence: int) -> str:
     lines = [
         f"GTH-{FUNCTIONAL.upper()}-q{valence} {symbol}",
         f"{atomic_number(symbol)} {valence} 0",
-        # No channel is the local part: were it the largest l, Quantum ESPRESSO would count one less.
+        # The local part gets an l above all channels: with the largest l, Quantum ESPRESSO would count one less.
         f"10 11 {largest_l} {largest_l + 1} 0 0",
         f"{parameters['rloc']:.8f} 4 {_row(parameters['cloc'])}",
         str(largest_l),

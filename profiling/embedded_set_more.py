@@ -1,8 +1,8 @@
-"""More crystals of the embedded set: the elements of the others in many more pairs and triples, all by pw.x.
+"""More crystals of the embedded set: the elements of the other sets in many more pairs and triples, all by pw.x.
 
-A model's errors on compounds set aside were largest where an element stood in few others. Structures are those of the
-compounds or of their nearest relatives, sides from the literature or, where nobody has made one, near the sum of its
-atoms' radii. None of the held-out compounds is among them.
+A model's errors on compounds set aside were largest for elements that were in few other compounds. Structures are those
+of the compounds or of their nearest relatives. Sides are from the literature or, where nobody has made the crystal,
+near the sum of the atoms' radii. None of the held-out compounds is among these crystals.
 """
 
 import numpy as np
@@ -31,12 +31,12 @@ from embedded_set_structures import (
 
 GROUP = "more-crystals"
 SMALL_GAPS = ("Ge", "ScN", "SnTe", "PbTe", "PbSe", "CdSe", "Mg3Sb2", "LiCdAs", "LiZnAs", "Ca3NAs", "NaZnAs", "K3Sb")
-"""PBE closes their gaps, or nearly."""
+"""Compounds whose gap PBE closes or nearly closes."""
 
 
 def _crystal(formula: str, structure: Structure, reach_a: float) -> Compound:
     smearing = SMALL_GAP_SMEARING_HARTREE if formula in SMALL_GAPS else 0.0
-    # Sheared as well they would take four times as long: without symmetry all k-points of a mesh count.
+    # Only ideal cells: sheared ones too would take four times as long, because without symmetry all k-points count.
     return crystal(formula, *structure, reach_a, ("ideal",), GROUP, smearing_hartree=smearing)
 
 
@@ -79,7 +79,7 @@ def _of_three_atoms() -> list[Compound]:
     ):  # fmt: skip
         structure = half_heusler(alkali, filling, anion, a)
         found.append(_crystal(f"{alkali}{filling}{anion}", structure, SEMICONDUCTOR_REACH_A))
-    # CaC2: pairs of carbon, or of oxygen, along the axis of a body-centred cell.
+    # The structure of CaC2: pairs of carbon or oxygen along the axis of a body-centred cell.
     for metal, other, a, c, z in (
         ("Ca", "C", 3.89, 6.38, 0.407), ("Sr", "C", 4.11, 6.68, 0.409), ("Ba", "C", 4.40, 7.06, 0.411),
         ("Sr", "O", 3.56, 6.61, 0.388), ("Ba", "O", 3.81, 6.84, 0.393),
@@ -104,7 +104,7 @@ def _of_more_atoms() -> list[Compound]:
     for alkali, a in (("Li", 6.57), ("K", 8.49)):
         sites = {"Sb": [CORNER], alkali: [*QUARTERS, CENTRE]}
         found.append(_crystal(f"{alkali}3Sb", ("bismuth trifluoride", fcc(a), sites), IONIC_REACH_A))
-    # In the second half anion and cation have changed places.
+    # In the second half, anion and cation are exchanged.
     for large, small, anion, a in (
         ("Cs", "Pb", "Br", 5.87), ("Cs", "Pb", "I", 6.29), ("Cs", "Sn", "Cl", 5.60), ("Cs", "Sn", "Br", 5.80),
         ("Cs", "Ge", "Cl", 5.43), ("Cs", "Ca", "Cl", 5.39), ("K", "Zn", "F", 4.055), ("Rb", "Cd", "F", 4.40),

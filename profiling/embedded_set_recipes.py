@@ -1,8 +1,8 @@
-"""The cells of the embedded data set: which crystals, at which geometry, with which settings.
+"""The cells of the embedded data set: their crystals, geometries and settings.
 
-Lattice constants are literature values rounded to what the purpose needs: a density is a density also 1 % away from
-equilibrium. Cut-offs are of elements (`embedded_set_cells.py`), meshes by the kind of compound. What denser ones
-change, 0.01 to 0.4 % NMAE, stands in the index of the data set under `convergence`. Insulators and semiconductors.
+Lattice constants are rounded literature values: a density 1 % away from equilibrium serves as well. Cut-offs depend on
+the elements (`embedded_set_cells.py`), meshes on the kind of compound. Denser meshes change densities by 0.01 to 0.4 %
+NMAE, see `convergence` in the index of the data set. Mostly insulators and semiconductors.
 """
 
 import numpy as np
@@ -58,8 +58,8 @@ def _special_compounds() -> list[Compound]:
 
 
 def _more_nitrides_and_oxides() -> list[Compound]:
-    """Compounds of the elements that few others hold. Of 24 elements in the first 28 training compounds nitrogen and
-    strontium were in one, magnesium and oxygen in two; the held-out AlN, MgO and SrF2 had the largest errors."""
+    """Compounds of elements that few others contain. In the first 28 training compounds (24 elements) N and Sr were in
+    one, Mg and O in two, and the held-out AlN, MgO and SrF2 had the largest errors."""
     ideal, fine, ionic = ("ideal",), FINE_FCC_MESH, COARSE_FCC_MESH
     two = ("ideal", "sheared")
     n, o, f, s, li, mg, sr = "N", "O", "F", "S", "Li", "Mg", "Sr"
@@ -113,7 +113,7 @@ def _more_nitrides_and_oxides() -> list[Compound]:
 
 
 def compounds() -> list[Compound]:
-    """Every compound in every structure type, training compounds and the held-out ones (`split="validation"`)."""
+    """Every compound in every structure type: training compounds and held-out ones (`split="validation"`)."""
     ideal, squeezed, wide = "ideal", "compressed", "expanded"
     fine, ionic = FINE_FCC_MESH, COARSE_FCC_MESH
     one, two = (ideal, "sheared"), (ideal, squeezed, "sheared")
@@ -155,7 +155,7 @@ def compounds() -> list[Compound]:
 
 
 def cell_recipes() -> list[CellRecipe]:
-    """Every cell of the data set, in the order they are computed: what is new for the least time first."""
+    """Every cell of the data set in the order of computation: the cells that add most for the least time come first."""
     further, by_pw_alone = further_compounds(), [*more_compounds(), *ternary_compounds()]
     return [
         *(cell_of(compound, variant) for compound in compounds() for variant in compound.variants),

@@ -1,5 +1,5 @@
-"""Structure types of the embedded set: of each the name, the vectors of its cell `[3, 3]` in A, and the sites of each
-element. Sides are in A, free coordinates fractions of the cell."""
+"""Structure types of the embedded set. Each function gives the name, the cell vectors `[3, 3]` in A, and the sites of
+each element. Sides are in A, free coordinates are fractions of the cell."""
 
 import numpy as np
 from embedded_set_cells import Site, fcc, hexagonal
@@ -14,19 +14,19 @@ QUARTERS: list[Site] = [(0.25, 0.25, 0.25), (0.75, 0.75, 0.75)]
 
 
 def pair(name: str, one: str, two: str, a: float) -> Structure:
-    """Two atoms, in one of `SECOND_SITE`."""
+    """Two atoms; `name` is one of `SECOND_SITE`."""
     lattice = a * np.eye(3) if name == "caesium chloride" else fcc(a)
     second = SECOND_SITE[name]
     return name, lattice, {one: [CORNER, second]} if one == two else {one: [CORNER], two: [second]}
 
 
 def fluorite(name: str, single: str, double: str, a: float) -> Structure:
-    """Three atoms, in fluorite; or in antifluorite, where the single one is the anion."""
+    """Three atoms in fluorite, or in antifluorite, where the single atom is the anion."""
     return name, fcc(a), {single: [CORNER], double: QUARTERS}
 
 
 def half_heusler(alkali: str, filling: str, anion: str, a: float) -> Structure:
-    """Zinc blende of the last two, whose other holes the first one fills."""
+    """Zinc blende of the last two elements; the first one fills the other holes."""
     return "half Heusler", fcc(a), {anion: [CORNER], alkali: [CENTRE], filling: [(0.25, 0.25, 0.25)]}
 
 
@@ -37,13 +37,13 @@ def cadmium_iodide(metal: str, other: str, a: float, c: float, z: float) -> Stru
 
 
 def perovskite(name: str, large: str, small: str, faces: str, a: float) -> Structure:
-    """Five atoms in a cube; inverse where the small one is the anion."""
+    """Five atoms in a cube. In an inverse perovskite the small atom is the anion."""
     on_faces: list[Site] = [(0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.0, 0.5, 0.5)]
     return name, a * np.eye(3), {large: [CORNER], small: [CENTRE], faces: on_faces}
 
 
 def matlockite(metal: str, halogen: str, a: float, c: float, z: float, w: float) -> Structure:
-    """PbFCl: a square layer of fluorine between two of each of the others."""
+    """PbFCl: a square layer of fluorine between two layers of each other element."""
     sites: dict[str, list[Site]] = {
         "F": [CORNER, (0.5, 0.5, 0.0)],
         metal: [(0.0, 0.5, z), (0.5, 0.0, 1 - z)],
@@ -53,12 +53,12 @@ def matlockite(metal: str, halogen: str, a: float, c: float, z: float, w: float)
 
 
 def rutile(single: str, double: str, a: float, c: float, x: float) -> Structure:
-    """Six atoms; `x` places the double one."""
+    """Six atoms; `x` is the free coordinate of the double element."""
     octahedra = [(x, x, 0.0), (1 - x, 1 - x, 0.0), (0.5 + x, 0.5 - x, 0.5), (0.5 - x, 0.5 + x, 0.5)]
     return "rutile", np.diag([a, a, c]), {single: [CORNER, CENTRE], double: octahedra}
 
 
 def litharge(metal: str, a: float, c: float, z: float) -> Structure:
-    """A square layer of oxygen, the metal on either side in turn."""
+    """A square layer of oxygen with the metal alternately on either side."""
     sites = {"O": [CORNER, (0.5, 0.5, 0.0)], metal: [(0.0, 0.5, z), (0.5, 0.0, 1 - z)]}
     return "litharge", np.diag([a, a, c]), sites

@@ -1,7 +1,7 @@
 """Crystals of three and four elements, other structures of known pairs, and nine elements that no other cell has.
 
-By pw.x, ideal cells alone. Sides are from the literature or, where nobody has made a crystal, near the sum of its
-atoms' radii. None of the held-out compounds is among them, in any structure and in no ordered alloy.
+All are computed by pw.x as ideal cells. Sides are from the literature or, where nobody has made the crystal, near the
+sum of the atoms' radii. None of the held-out compounds is among them, neither in another structure nor in an alloy.
 """
 
 import numpy as np
@@ -31,9 +31,9 @@ SMALL_GAPS = (
     "LiZnSb", "LiGaSi", "NaAlGe", "TiS2", "HgSe", "HgTe", "Bi2Se3", "Sb2Te3", "Bi2Te3", "LaP", "LaBi",
     "LaSb", "ScP", "YP", "K3Bi", "Li3Bi", "LiMgBi", "LiZnBi", "LaWN3", "WO3",
 )  # fmt: skip
-"""PBE closes their gaps, or nearly."""
+"""Compounds whose gap PBE closes or nearly closes."""
 ROCK_SALT_OVER_ZINC_BLENDE, CAESIUM_CHLORIDE_OVER_ROCK_SALT = 1.07, 1.036
-"""Distances of neighbours in one structure over those in the other: as in MgS and ZnO, and in CsCl."""
+"""Ratios of neighbour distances between two structures: the first as in MgS and ZnO, the second as in CsCl."""
 
 
 def _crystal(formula: str, structure: Structure, reach_a: float) -> Compound:
@@ -43,7 +43,7 @@ def _crystal(formula: str, structure: Structure, reach_a: float) -> Compound:
 
 
 def wurtzite(one: str, two: str, a: float) -> Structure:
-    """Wurtzite with the side and the height of ideal tetrahedra."""
+    """Wurtzite with ideal tetrahedra, which fix its height."""
     height = 3 / 8
     sites: dict[str, list[Site]] = {
         one: [(1 / 3, 2 / 3, 0.0), (2 / 3, 1 / 3, 0.5)],
@@ -53,21 +53,21 @@ def wurtzite(one: str, two: str, a: float) -> Structure:
 
 
 def layers(one: str, two: str, anion: str, a: float, c: float) -> Structure:
-    """Rock salt whose cations are layers in turn, a and c of the hexagonal cell."""
+    """Rock salt with alternating layers of the two cations; a and c are those of the hexagonal cell."""
     height = 0.26
     sites = {one: [CORNER], two: [CENTRE], anion: [(height, height, height), (1 - height, 1 - height, 1 - height)]}
     return "alpha sodium ferrite", _in_thirds(a, c), sites
 
 
 def _in_thirds(a: float, c: float) -> np.ndarray:
-    """The rhombohedral vectors of a hexagonal cell of three times the volume."""
+    """The rhombohedral vectors for a hexagonal cell with three times the volume."""
     length = np.sqrt(a**2 / 3 + c**2 / 9)
     return rhombohedral(length, np.rad2deg(2 * np.arcsin(a / 2 / length)))
 
 
 def _binaries() -> list[Compound]:
     found = []
-    # Side of the rock salt; zinc blende and caesium chloride follow.
+    # Side of rock salt; those of zinc blende and caesium chloride follow from it.
     for one, two, a in (
         ("Ca", "O", 4.81), ("Sr", "O", 5.16), ("Ba", "O", 5.52), ("Ca", "S", 5.69), ("Sr", "S", 6.02),
         ("Ba", "S", 6.39), ("Ca", "Se", 5.91), ("Li", "F", 4.03), ("Li", "Cl", 5.13), ("Na", "F", 4.63),

@@ -1,7 +1,7 @@
-"""Cells of the embedded set that are unlike its crystals: with vacuum, layered, large, metals; all by pw.x.
+"""Cells of the embedded set that are unlike its crystals: with vacuum, layered, large, or metals; all by pw.x.
 
-Surfaces are cut from the crystal and not relaxed. Vacuum is 9 A or more between atoms. Where bands may be half filled,
-at surfaces, vacancies and in open shells, occupations are smeared; no calculation is spin-polarised.
+Surfaces are cut from the crystal and not relaxed. Vacuum is 9 A or more between atoms. Where bands may be partially
+filled (surfaces, vacancies, open shells), occupations are smeared. No calculation is spin-polarised.
 """
 
 from dataclasses import replace
@@ -17,21 +17,21 @@ SMEARING_HARTREE = 0.005
 METAL_REACH_A = 28.0
 IDEAL, RATTLED = ("ideal",), ("rattled",)
 IN_PLANE = ((0.0, 0.0), (1 / 3, 2 / 3), (2 / 3, 1 / 3))
-"""The three places of close-packed planes in a hexagonal cell."""
+"""The three positions of close-packed planes in a hexagonal cell."""
 
 
 def _slab(
     formula: str, face: str, sides: np.ndarray, planes: list[tuple[str, float, float, float]], reach_a: float,
     split: str = "train", smearing_hartree: float = 0.0, variants: tuple[str, ...] = IDEAL,
 ) -> Compound:  # fmt: skip
-    """Planes of atoms, each with its place in the cell `sides` `[2, 2]` of the surface and its height in A."""
+    """A slab of atoms, each with its place in the surface cell `sides` `[2, 2]` and its height in A."""
     heights = np.array([plane[3] for plane in planes])
     c = float(np.ptp(heights)) + VACUUM_A
     lattice = np.zeros((3, 3))
     lattice[:2, :2], lattice[2, 2] = sides, c
     sites: dict[str, list[Site]] = {}
     for symbol, x, y, z in planes:
-        # Off the border of the cell, so that a picture shows the slab whole.
+        # In the middle of the cell, so that a picture shows the whole slab.
         sites.setdefault(symbol, []).append((x, y, (z - float(heights.mean())) / c + 0.5))
     found = crystal(formula, face, lattice, sites, reach_a, variants, VACUUM, split, smearing_hartree)
     return replace(found, k_mesh=(*found.k_mesh[:2], 1))
@@ -55,7 +55,7 @@ def _zinc_blende_110(one: str, two: str, a: float, layers: int) -> Compound:
 
 
 def _hydrogenated_111(one: str, two: str, a: float, below_a: float, above_a: float) -> Compound:
-    """Two double layers of diamond or zinc blende, whose dangling bonds have hydrogen."""
+    """Two double layers of diamond or zinc blende with hydrogen on their dangling bonds."""
     bond = np.sqrt(3) * a / 4
     heights = (-below_a, 0.0, bond / 3, 4 * bond / 3, 5 * bond / 3, 5 * bond / 3 + above_a)
     places = (0, 0, 1, 1, 2, 2)
@@ -82,12 +82,12 @@ def _fluorite_111(metal: str, a: float, layers: int, split: str = "train") -> Co
 def _boxed(
     formula: str, side_a: float, atoms: list[tuple[str, float, float, float]], smearing_hartree: float = 0.0
 ) -> Compound:
-    """An atom or a molecule, places in A, in a cube."""
+    """An atom or a molecule in a cube, with positions in A."""
     sites: dict[str, list[Site]] = {}
     for symbol, x, y, z in atoms:
         sites.setdefault(symbol, []).append((x / side_a + 0.5, y / side_a + 0.5, z / side_a + 0.5))
     kind = "molecule" if len(atoms) > 1 else "atom"
-    # A reach of nothing: Gamma alone.
+    # A reach of 0 gives only Gamma.
     return crystal(formula, kind, side_a * np.eye(3), sites, 0.0, IDEAL, VACUUM, "train", smearing_hartree)
 
 
@@ -156,8 +156,8 @@ def _supercell(
     one: str, two: str, structure: str, a: float, repeats: tuple[int, int, int], change: str, reach_a: float,
     split: str = "train",
 ) -> Compound:  # fmt: skip
-    """Repeats of a two-atom cell; `change`: `vacancy` takes the last atom away, `antisite` exchanges the last of either
-    kind, `alloy` exchanges half of them with their neighbours, nothing only rattles."""
+    """Repeats of a two-atom cell. `change`: `vacancy` removes the last atom, `antisite` exchanges the last atom of each
+    kind, `alloy` exchanges half of them with their neighbours; empty: the cell is only rattled."""
     second = np.array(SECOND_SITE[structure])
     corners = np.stack(np.meshgrid(*map(np.arange, repeats), indexing="ij"), -1).reshape(-1, 3)
     atoms = [(one, tuple((corner / repeats).tolist())) for corner in corners]
@@ -180,7 +180,7 @@ def _supercell(
     kind = f"{structure}, {change or 'supercell'} of {len(atoms)} atoms"
     smearing = SMEARING_HARTREE if change in ("vacancy", "antisite") else 0.0
     found = crystal(formula, kind, lattice, sites, reach_a, RATTLED, LARGE, split, smearing)
-    # Moved off Gamma half as many points do: of a crystal without symmetry there is none to keep.
+    # With a mesh moved off Gamma, half as many points suffice. Without crystal symmetry, no symmetry is broken by it.
     return replace(found, k_shift=(1, 1, 1)) if min(found.k_mesh) > 1 else found
 
 
@@ -227,5 +227,5 @@ def metals() -> list[Compound]:
 
 
 def unlike_compounds() -> list[Compound]:
-    """All of them."""
+    """All compounds of this module."""
     return [*metals(), *vacuum_compounds(), *layered_compounds(), *large_compounds()]

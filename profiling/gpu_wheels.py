@@ -1,9 +1,9 @@
-"""The packages that a training step needs beside JAX, for a machine with a GPU and no network.
+"""Lists the packages that a training step needs besides JAX, for a machine with a GPU and no network.
 
-What `tomat lab run` and `beside_levanter.py` import is imported here, that of a page's figures too, and a recipe is
-read: a model's name has Levanter import all of its models. Each package that it came from is printed with the version
-that is installed, without those that the other machine has: `pip list --format freeze` there, or names, one a line.
-`pip download --no-deps -r FILE` fetches them; there `pip install --no-index --no-deps --target DIR` unpacks them.
+It imports what `tomat lab run`, `beside_levanter.py` and the figures of a page import, and reads a recipe, because a
+model's name makes Levanter import all of its models. It prints each imported package with its version, except those of
+the other machine (from `pip list --format freeze` there, or names, one a line). `pip download --no-deps -r FILE`
+fetches them; there `pip install --no-index --no-deps --target DIR` unpacks them.
 """
 
 import argparse
@@ -24,7 +24,7 @@ IMPORTED = (
 IMPORTED += ("beside_levanter",)
 RECIPE = Path(__file__).parents[1] / "configs" / "train" / "200m-h100-fast.yaml"
 LATER = ("zarr", "numcodecs", "donfig", "nvidia-ml-py")
-"""Imported where shards are written or read, or where a GPU's energy is."""
+"""Packages that are imported only when shards are written or read, or when a GPU's energy is read."""
 OF_JAX = re.compile(r"jax(lib)?|jax-(cuda|rocm).*|libtpu|nvidia-(?!ml-py).*|tomat")
 
 
@@ -34,7 +34,7 @@ def canonical(name: str) -> str:
 
 
 def needed(there: set[str]) -> list[str]:
-    """`name==version` of what is imported, without JAX and what is `there`, sorted."""
+    """`name==version` of every imported package, sorted, without JAX's and those in `there`."""
     for module in IMPORTED:
         importlib.import_module(module)
     load_config(RECIPE)

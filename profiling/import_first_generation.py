@@ -1,8 +1,8 @@
-"""Take over a data set of the first generation: Parquet files of `task_id` and `input_ids`, and a `meta.json`.
+"""Imports a data set of the first generation: Parquet files of `task_id` and `input_ids`, and a `meta.json`.
 
-Its sequences are those of this vocabulary (version 3 or 2 of the layout), without padding, one material after another.
-Its densities are density times cell volume, and so must be its codec's unit. Its anchors were drawn otherwise, so an
-imported set does not know them, and cannot be compared with its densities.
+Its sequences have this vocabulary (version 3 or 2 of the layout) and no padding, and stand one material after another.
+Its values are density times cell volume, which must also be its codec's unit. Its anchors were drawn in another way, so
+an imported set does not know them and cannot be compared with its densities.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from tomat.data.tokens.vocabulary import Vocabulary
 from tomat.data.tokens.writer import ChunkWriter, chunk_is_written, finalise, record_name, start_shards
 
 TWO_TOKEN_NAME = "two_token_9_12"
-"""`density_codec_name` of `meta.json` for the 9 + 12 bit codec, whose range is in `meta.json` too."""
+"""`density_codec_name` in `meta.json` for the 9 + 12 bit codec. Its range is in `meta.json` too."""
 
 
 @dataclass(frozen=True)
@@ -121,15 +121,15 @@ class FirstGeneration:
                             batch.column(0).to_pylist(),
                             [flat[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)],
                         )
-            # Arrow's own are OSError, ValueError, KeyError, IndexError, TypeError or MemoryError too; a name that is no
-            # UTF-8 is a UnicodeDecodeError.
+            # Arrow's errors are also OSError, ValueError, KeyError, IndexError, TypeError or MemoryError. A name that
+            # is not UTF-8 is a UnicodeDecodeError.
             except (OSError, pa.ArrowException, LookupError, ValueError, TypeError) as error:
                 said = " ".join(str(error).split())  # Arrow's reasons have several lines
                 raise TomatError(f"{path} cannot be read ({type(error).__name__}: {said}); fetch it again.") from error
 
 
 def _check_columns(schema: Any, path: Path) -> None:
-    """Refuse columns of other types than names and lists of integers."""
+    """Raise an error unless the columns are names and lists of integers."""
     import pyarrow as pa
 
     names, ids = schema.field("task_id").type, schema.field("input_ids").type
@@ -150,7 +150,7 @@ def import_first_generation(
     codec: DensityCodec | None = None,
     block_rows: int = DEFAULT_BLOCK_ROWS,
 ) -> ShardManifest:
-    """Write a data set of the first generation as a shard set; goes on where it was stopped.
+    """Write a data set of the first generation as a shard set. A stopped import continues where it was.
 
     Args:
         folder: with the Parquet files and `meta.json`.
@@ -191,7 +191,7 @@ def import_first_generation(
 
 
 def _plan(source: FirstGeneration, layout: SequenceLayout, codec: DensityCodec, block_rows: int) -> ShardManifest:
-    """Which rows are of which material; the first sequence of each is read back whole."""
+    """The manifest with the rows of each material. The first sequence of each material is read back completely."""
     entries: list[MaterialRows] = []
     seen: set[str] = set()
     row = 0
@@ -274,7 +274,7 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Import, and print what the set holds."""
+    """Import the data set and print what the shard set contains."""
     codec = None if args.codec is None else load_codec(args.codec)
     manifest = import_first_generation(args.folder, args.output, layout_named(args.layout), codec)
     rows, materials = counted(manifest.rows, "row"), counted(len(manifest.materials), "material")

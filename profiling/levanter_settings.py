@@ -1,7 +1,7 @@
-"""Which settings of Levanter's optimizers, schedules and rotary embeddings nothing reads.
+"""Finds the settings of Levanter's optimizers, schedules and rotary embeddings that have no effect.
 
-The first are the table `OPTIMIZER_NO_EFFECT` of `tomat/train/settings/checks.py`; another version of Levanter may need
-another one.
+Those of the optimizers are the table `OPTIMIZER_NO_EFFECT` in `tomat/train/settings/checks.py`. Another version of
+Levanter may need another table.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from tomat.train.settings.checks import OPTIMIZER_NO_EFFECT, OPTIMIZERS_THAT_CAN
 
 
 class Small(eqx.Module):
-    """One of each kind of parameter that optimizers tell apart."""
+    """A model with one parameter of each kind that optimizers treat differently."""
 
     embeddings: hnn.Embedding
     linear: hnn.Linear
@@ -57,18 +57,18 @@ class Small(eqx.Module):
 
 
 CHANGES: dict[str, Any] = {
-    # Of the schedule.
+    # The schedule.
     "cooldown": 0.2, "cycle_length": 50, "cycles": 2, "decay": 0.3, "haps": [40], "lr_schedule": "linear",
     "rewarmup": 0.2, "warmup": 0.4,
-    # Of what is decayed, and of bad steps.
+    # Weight decay and bad steps.
     "clip_update_norm": ClipUpdateNormConfig(), "default_weight_decay_mask": False, "skip_bad_steps": SkipStepConfig(),
     "weight_decay_modules": ["linear"],
-    # Of preconditioners.
+    # Preconditioners.
     "block_size": 4, "coefficient_type": "polar_express", "max_precond_dim": 4, "max_size_triangular": 4,
     "memory_save_mode": "all_diag", "min_ndim_triangular": 3, "mu_dtype": "bfloat16", "precond_dtype": "bfloat16",
     "precond_grads_precision": "float32", "precond_update_precision": "float32", "target_merged_dim_size": 48,
 }  # fmt: skip
-"""Values for fields whose type does not say one."""
+"""Other values for fields for which `changed_value` cannot derive one from the type."""
 
 
 CHANGES_OF_KIND: dict[str, dict[str, Any]] = {
@@ -76,21 +76,21 @@ CHANGES_OF_KIND: dict[str, dict[str, Any]] = {
     "kron": {"lax_map_batch_size": 1, "params_sharding": (), "preconditioner_sharding": ("data", None)},
     "soap": {"max_precond_dim": 9, "mu_dtype": "float32", "precond_dtype": "float32"},
 }
-"""The same where one optimizer needs another value; `soap` cannot be traced in other types than these."""
+"""The same for one optimizer that needs another value. `soap` cannot be traced with other types than these."""
 
 BESIDE: dict[str, dict[str, dict[str, Any]]] = {
-    # A batch of as many layers as there are is one vmap, as without lax.map.
+    # A batch of all layers is one vmap, the same as without lax.map.
     "kron": {
         "lax_map_batch_size": {"lax_map_scanned_layers": True},
         "lax_map_scanned_layers": {"lax_map_batch_size": 1},
     },
-    # Merged dimensions would leave vectors alone, which have no preconditioner to be limited; blocks are of one size.
+    # With merged dimensions only vectors would remain, which have no preconditioner to limit. Blocks have one size.
     "soap": {
         name: {"merge_small_dims": False, "partition_grads_into_blocks": False}
         for name in ("max_precond_dim", "one_diag")
     },
 }
-"""By optimizer and field, what must be set for the field to act at all."""
+"""Optimizer -> field -> settings without which the field has no effect."""
 
 
 SCHEDULE = {"lr_schedule", "min_lr_ratio", "decay", "rewarmup", "cooldown", "cycle_length", "cycles", "haps"}
@@ -110,7 +110,7 @@ def changed_value(kind: str, name: str, value: Any) -> Any:
 
 
 def optimizer_text(config: OptimizerConfig) -> str:
-    """The optimizer's part of a step."""
+    """The optimizer's part of a step as the text of its jaxpr."""
     shape = eqx.filter_eval_shape(Small.init)
 
     def update(params: Small, grads: Small) -> list[Any]:
@@ -124,22 +124,22 @@ def optimizer_text(config: OptimizerConfig) -> str:
 
     mesh = TrainerConfig().device_mesh
     with warnings.catch_warnings(), hax.partitioning.set_mesh(mesh), hax.axis_mapping({"embed": "data"}):
-        warnings.simplefilter("ignore")  # of Levanter's deprecated keys, which still act
+        warnings.simplefilter("ignore")  # Levanter warns of deprecated keys, which still act
         jaxpr = jax.make_jaxpr(update)(shape, shape)
     return re.sub(r"0x[0-9a-f]+", "", str(jaxpr)) + str(jaxpr.consts)
 
 
 def of_optimizer(kind: str) -> Iterator[tuple[str, bool]]:
-    """Its fields, and whether each changes the step."""
+    """The fields of an optimizer, and whether each changes the step."""
     cls: Any = OptimizerConfig.get_choice_class(kind)
-    # Some have no decay by default, of which a mask would show nothing.
+    # Some optimizers have no weight decay by default, and without it a mask would show no effect.
     base = cls() if "weight_decay" in OPTIMIZER_NO_EFFECT.get(kind, {}) else cls(weight_decay=0.01)
     text = optimizer_text(base)
-    # What the schedule is made of acts through it in every kind: all of it is tried in one, its warm-up in each.
+    # The schedule's fields act through `lr_scheduler` in every optimizer: all are tried in one, the warm-up in each.
     assert cls.lr_scheduler is OptimizerConfig.lr_scheduler and text == optimizer_text(base)
     skipped = set() if kind == "adam" else SCHEDULE
     for field in (field for field in dataclasses.fields(cls) if field.name not in skipped):
-        if field.name == "params_sharding":  # which is no tree of the model's, so that Levanter asserts
+        if field.name == "params_sharding":  # it would not be a tree like the model, and Levanter would assert
             continue
         beside = {"cycles": 2} if field.name == "rewarmup" else BESIDE.get(kind, {}).get(field.name, {})
         both = dataclasses.replace(base, **beside)
@@ -149,7 +149,7 @@ def of_optimizer(kind: str) -> Iterator[tuple[str, bool]]:
 
 
 def doubled(base: Any, what: Callable[[Any], np.ndarray]) -> Iterator[tuple[str, bool]]:
-    """The fields of a configuration, and whether each changes what is made of it."""
+    """The fields of a configuration, and whether doubling each changes the result of `what`."""
     for field in dataclasses.fields(base):
         value = getattr(base, field.name)
         changed = dataclasses.replace(base, **{field.name: type(value)(value * 2)})
@@ -162,13 +162,13 @@ def of_rotary(kind: str) -> Iterator[tuple[str, bool]]:
         x = hax.ones((hax.Axis("position", 64), hax.Axis("head_size", 64)))
         return np.asarray(config.build(hax.Axis("head_size", 64))(x, positions).array)
 
-    # Long wavelengths, so that the range in which Llama-3 and YaRN interpolate is not empty; a scale other than 1.
+    # Long wavelengths, so that the range where Llama-3 and YaRN interpolate is not empty, and a scale that is not 1.
     cls: Any = RotaryEmbeddingsConfig.get_choice_class(kind)
     yield from doubled(dataclasses.replace(cls(), factor=4.0), table)
 
 
 def of_schedule(kind: str) -> Iterator[tuple[str, bool]]:
-    # Within the steps tried, and after the rate has come down from its ceiling.
+    # These values act within the steps that are tried, after the rate has come down from its ceiling.
     given: Any = {"power": {"batch_size": 8, "seq_length": 16}, "inv_sqrt": {"timescale": 20.0}}.get(kind, {})
     context = LrScheduleContext(10, 90, 1.0, 0.1, 0.1)
 
@@ -197,7 +197,7 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Say which settings nothing reads, and which of them the table has not, or has and they act."""
+    """Print the settings without effect, and the differences from the table. Returns 1 if there are differences."""
     ignore_absent_tpu()
     unread: dict[str, list[str]] = {}
     wrong: list[str] = []

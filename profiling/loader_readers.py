@@ -1,7 +1,7 @@
-"""What a shuffled row costs, in time and memory, against reading in order and Levanter's shuffle.
+"""Compares the time and memory of reading shuffled rows with reading in order and with Levanter's shuffle.
 
-Each reader runs in a process of its own, so that its peak of memory is its own, and reads the same rows through
-Levanter's `DataLoader`. Nothing is trained: the figures are the most a training process could draw.
+Each reader runs in its own process, so that its peak memory is its own, and reads the same rows through Levanter's
+`DataLoader`. Nothing is trained: the figures are an upper bound for the rate of a training process.
 """
 
 import argparse
@@ -41,7 +41,7 @@ READERS = {
 
 
 def build_parser() -> Parser:
-    """What the script takes."""
+    """The argument parser of this script."""
     parser = Parser(
         description="What a shuffled row costs, in time and memory, against reading in order and against Levanter's "
         "shuffle, each in a process of its own. Nothing is trained.",
@@ -57,10 +57,10 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the data set where it is not there yet, run every reader, print and write the figures.
+    """Write the data set if it is missing, run every reader, print and write the figures.
 
     Raises:
-        TomatError: rows that are no whole number of patches of each material, or fewer than a batch.
+        TomatError: the rows are not a whole number of patches of each material, or fewer than a batch.
     """
     if args.rows % N_MATERIALS or args.rows < args.batch:
         raise TomatError(
@@ -120,7 +120,7 @@ def report_table(report: dict[str, Any]) -> Table:
 
 
 def write_bench_shards(rows: int, folder: Path) -> None:
-    """Tokenise as many patches of embedded densities.
+    """Tokenise `rows` patches of embedded densities.
 
     Raises:
         TomatError: the folder holds another data set.
@@ -143,7 +143,7 @@ def write_bench_shards(rows: int, folder: Path) -> None:
 
 def _measure(key: str, folder: Path, batch_rows: int, io_block_size: int, window_blocks: int) -> dict[str, Any]:
     """All figures of one reader, measured in this process."""
-    from loader_readers_measure import Reader  # JAX and Levanter, which the process that asks does without
+    from loader_readers_measure import Reader  # imports JAX and Levanter, which the parent process does not need
 
     reader = Reader(key, folder, batch_rows, io_block_size, window_blocks)
     figures = reader.measure(READERS[key])

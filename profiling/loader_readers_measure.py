@@ -1,4 +1,4 @@
-"""A reader of `loader_readers.py`, measured in the process that makes it."""
+"""Measures one reader of `loader_readers.py` in its own process."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from tomat.data.tokens.shuffle import BlockShuffleConfig, ShuffledIndex
 from tomat.train.loader import ShardDataset, TokenExample, token_loader
 
 INDEX_POSITIONS = 65_536
-"""Positions that the cost of an index is averaged over."""
+"""Number of positions over which the cost of an index is averaged."""
 
 
 class Reader:
@@ -31,16 +31,16 @@ class Reader:
     Args:
         order: `block_shuffle` and `in_order` are tomat's; `levanter_block_shuffle` is Levanter's, with the same blocks
             and windows, over rows that TensorStore reads with a cache as large as tomat's.
-        folder: Of the shard set.
+        folder: Folder of the shard set.
         batch_rows: Rows of a batch.
         io_block_size: Rows of a block.
         window_blocks: Blocks of a window.
     """
 
     def __init__(self, order: str, folder: Path, batch_rows: int, io_block_size: int, window_blocks: int):
-        # The loader takes a CPU device; a random key would wake every other platform that is installed.
+        # The loader uses a CPU device. A random key would otherwise start every other installed platform.
         jax.config.update("jax_platforms", "cpu")
-        # Its warnings about slow batches are the `slowest_later_batch_s` of the report.
+        # It warns about slow batches, which the report has as `slowest_later_batch_s`.
         logging.getLogger("levanter.data.loader").setLevel(logging.ERROR)
         self.shards = open_shards(folder)
         self.batch_rows = batch_rows
@@ -48,8 +48,8 @@ class Reader:
         self.shuffle = BlockShuffleConfig(io_block_size, window_blocks, "none" if order == "in_order" else "feistel")
 
     def measure(self, name: str) -> dict[str, Any]:
-        """Time and memory of every row read once; `name` stands beside the progress."""
-        # This wakes JAX, before memory and time are looked at.
+        """Time and memory for reading every row once. `name` is shown beside the progress."""
+        # This starts JAX before memory and time are measured.
         index_us = self._index_cost_us()
         rss_before = psutil.Process().memory_info().rss
         figures = self._throughput(name)
@@ -64,12 +64,12 @@ class Reader:
         jax.block_until_ready(next(iterator).tokens.array)
         seconds = time.perf_counter() - start
         iterator.close()
-        # Levanter caches a method of every loader by the loader itself, and so would keep the blocks of each repeat.
+        # Levanter caches a method with the loader as its key, which would keep the blocks of each repeat in memory.
         DataLoader.compute_local_device_indices_for_bs.cache_clear()
         return seconds
 
     def _throughput(self, name: str) -> dict[str, float]:
-        """Read the rows in batches, from the first position on."""
+        """Read all rows in batches, from the first position, and time that."""
         dataset = self._dataset()
         n_batches = self.shards.rows // self.batch_rows
         first_s = slowest_s = 0.0
@@ -96,7 +96,7 @@ class Reader:
         }
 
     def _index_cost_us(self) -> float:
-        """Microseconds to find the row at a position, in calls of one batch, without reading any."""
+        """Microseconds to find the row at a position, without reading it, in calls of one batch."""
         rows, batch_rows = self.shards.rows, self.batch_rows
         index = ShuffledIndex(rows, self.shuffle, seed=0)
         levanter = self._levanter_shuffled(ListAsyncDataset(cast(list[int], range(rows))))
@@ -127,13 +127,13 @@ class Reader:
         return dataset.block_shuffle(io_block_size=blocks, window_blocks=windows, key=jax.random.PRNGKey(0))
 
     def _loader(self, dataset: AsyncDataset) -> DataLoader[TokenExample]:
-        """On one CPU device, whatever accelerators there are."""
+        """A loader on one CPU device, even if there are accelerators."""
         mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:1]), ("data",))
         return token_loader(dataset, self.batch_rows, mesh=mesh, axis_resources={"batch": "data"})
 
 
 class _TensorstoreRows(ListAsyncDataset[TokenExample]):
-    """The rows of a set, each read by itself through TensorStore's cache of decoded chunks."""
+    """The rows of a set, each read separately through TensorStore's cache of decoded chunks."""
 
     def __init__(self, shards: ShardSet, cache_bytes: int):
         super().__init__(cast(list[TokenExample], range(shards.rows)))

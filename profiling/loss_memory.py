@@ -1,4 +1,4 @@
-"""The memory that the blocked loss needs, against the plain formulas."""
+"""Compares the memory of the blocked loss with that of the plain formulas."""
 
 import argparse
 import sys
@@ -41,7 +41,7 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile value and gradient, plain and blocked, and report their temporary memory. Nothing is run."""
+    """Compile value and gradient of the plain and the blocked loss and report their temporary memory. Runs nothing."""
     ignore_absent_tpu()
     config = LossConfig(kind=args.kind, block_positions=args.block_positions)
     dtype = jnp.dtype(args.dtype)
@@ -50,11 +50,11 @@ def run(args: argparse.Namespace) -> int:
         jax.ShapeDtypeStruct((Vocabulary(args.density_tokens).size, args.hidden_dim), dtype),
         jax.ShapeDtypeStruct((args.batch, args.positions), jnp.int32),
     )
-    # The values of the bins do not matter to the memory.
+    # The values of the bins do not affect the memory.
     target = DensityTarget(args.density_tokens, np.linspace(0.0, 1.0, args.density_tokens))
 
     def compiled_memory(loss):
-        # Without the metrics, which cost the plain formulas more than the blocks.
+        # Without the metrics, which take more memory with the plain formulas than with blocks.
         of = jax.value_and_grad(lambda *inputs: loss(*inputs, config=config, target=target)[0], argnums=(0, 1))
         memory = jax.jit(of).lower(*arrays).compile().memory_analysis()
         if memory is None:

@@ -1,5 +1,5 @@
-"""A study of quality whose rows are said to be exact or not, judged by the embedded densities that are held out; its
-figures are in keys of its own. `tomat lab quality` holds rows of any sweep to `exact: true` too."""
+"""A quality study whose rows are marked as exact or not exact, evaluated on the held-out embedded densities. Its report
+has its own keys. `tomat lab quality` also checks `exact: true` for the rows of any sweep."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD_OUT = ("held_out_nmae_median", "held_out_nemd")
 
 
 def build_parser() -> Parser:
-    """What the script takes."""
+    """The argument parser of this script."""
     parser = Parser(
         prog="python profiling/numerics.py",
         description="Train every variant of a configuration with every seed, each in a process of its own, and compare "
@@ -51,7 +51,7 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train what is not there yet, compare, print, and write what is asked for."""
+    """Train the missing runs, compare, print, and write the requested outputs."""
     sweep, only = load_variants(args.variants), args.only.split(",") if args.only else []
     trained = [row.name for row in sweep.with_rows(only).rows]
     record_file = record_path(args.output_dir, page_path(args.tracking_dir, sweep.name).stem)
@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load_variants(path: Path) -> SweepConfig:
-    """A file of variants as a sweep: its base is the configuration itself, its other rows are `variants`, each with
-    `name`, `exact`, `reason` (the row's question) and `overrides`."""
+    """Read a file of variants as a sweep. Its base is the configuration itself; the other rows are `variants`, each
+    with `name`, `exact`, `reason` (the row's question) and `overrides`."""
     values = read_yaml(path, "numerics")
     rows: list[dict[str, Any]] = [{"name": "base"}]
     for variant in values.pop("variants", None) or ():
@@ -89,7 +89,7 @@ def load_variants(path: Path) -> SweepConfig:
 
 
 def numerics_report(study: Quality) -> dict[str, Any]:
-    """The figures of every row of a study that has ended with all seeds, against the first, which is the base."""
+    """The figures of every row that has finished all seeds, compared with the first row, which is the base."""
     base, *others = study.rows.values()
     ended = {row.name for row in study.rows.values() if row.figures.keys() >= set(study.seeds)}
     if base.name not in ended:
@@ -144,7 +144,7 @@ def _variant(row: QualityRow, base: QualityRow, study: Quality) -> dict[str, Any
 
 
 def _spread(values: Sequence[float] | np.ndarray) -> dict[str, Any]:
-    """Over seeds; the standard deviation is that of a sample."""
+    """Statistics over seeds. The standard deviation is that of a sample (n - 1)."""
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))}
 
 

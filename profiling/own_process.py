@@ -1,4 +1,4 @@
-"""A call in a process of its own."""
+"""Runs a call in its own process."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from tomat.base.errors import TomatError
 
 
 def in_own_process[Result](call: Callable[[], Result], what: str, remedy: str) -> Result:
-    """What `call` (a function of a module, or a `partial` of one) returns in a new process, so that imports and peak
-    memory are its own; `what` names the process in an error, and `remedy` says what to do where memory ran out."""
+    """The result of `call` (a function of a module, or a `partial` of one) in a new process, so that its imports and
+    peak memory are its own. `what` names the process in an error; `remedy` says what to do if memory ran out."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(call).result()

@@ -1,4 +1,4 @@
-"""How fast a large trace is read and broken down, and in how much memory."""
+"""Measures the time and memory for reading a large trace and breaking it down."""
 
 import argparse
 import sys
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) -> int:
-    """Write a one-device TPU trace of at least `n_events` events, as many steps of the module as that takes.
+    """Write a one-device TPU trace of at least `n_events` events, with as many steps of the module as needed.
 
     Returns:
         The number of events written.
@@ -93,7 +93,7 @@ def write_bench_trace(hlo: Path, device_kind: str, n_events: int, path: Path) ->
 
 
 def parse_and_measure(path: Path) -> dict[str, Any]:
-    """What it takes this process to read a trace and break it down, the imports that it needs included."""
+    """Time and memory of this process for reading a trace and breaking it down, including the imports."""
     start_wall, start_cpu = time.perf_counter(), time.process_time()
     from tomat.perf.profile.trace import load_trace
     from tomat.perf.profile.trace_breakdown import breakdown_from_trace

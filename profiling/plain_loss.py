@@ -1,4 +1,4 @@
-"""The training loss as its formulas are written on paper, which the loss that trains is held against."""
+"""The training loss, written directly from its formulas, as a reference for the loss used in training."""
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ def plain_loss(
     target: DensityTarget,
     scale: jax.Array | NamedArray | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """`density_loss`, as the formulas of `LossConfig` say it and differentiated by JAX.
-    It holds several float32 arrays `[batch, position, ids]`."""
+    """`density_loss` as the formulas in `LossConfig`, differentiated by JAX.
+    It needs memory for several float32 arrays `[batch, position, ids]`."""
     spec, x, constant_metrics = prepared(hidden, head, tokens, config, target, None, scale)
     v, t = x.tables.values, jnp.clip(x.rows - spec.first_bin, 0, spec.n_bins - 1)
     if x.scale is not None:

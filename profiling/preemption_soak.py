@@ -1,6 +1,6 @@
-"""A run killed again and again, at random and at chosen moments, against an unbroken one.
+"""Kills a run repeatedly, at random and at chosen moments, and compares it with an unbroken run.
 
-The moments are found by watching the run's folder from outside, as a machine that is taken away knows nothing of steps.
+The moments are found by watching the run's folder from outside, because a real preemption does not know of steps.
 """
 
 import argparse
@@ -40,22 +40,22 @@ from tomat.train.runs.record import read_record
 RUN_NAME = "soak"
 OUTPUT_FILE = "output.log"
 WATCH_SECONDS = 0.002
-"""Between two looks into the run's folder; a step of the soak's model takes 16 ms."""
+"""Time between two looks into the run's folder. A step of the soak's model takes 16 ms."""
 COMMITS_SECONDS = 0.03
-"""Of three commits, one of which a kill is aimed at."""
+"""Time of three commits; a kill is aimed at one of them."""
 START_TIMEOUT_SECONDS = 3600.0
-"""A start that takes longer has hung; on an overloaded machine one of 20 s has taken 10 minutes."""
+"""A start that takes longer has hung. On an overloaded machine a start of 20 s has taken 10 minutes."""
 
 AIMS = (
     "sigterm", "sigkill", "sigkill commit", "sigkill evaluation", "sigkill profile",
     "sigterm commit", "sigterm evaluation", "sigterm profile",
 )  # fmt: skip
-"""Signal, and the moment it is aimed at; without one, any moment of a run's length."""
+"""Signal and the moment it is aimed at; without a moment, any time within a run's length."""
 UNDISTURBED = "undisturbed"
-"""The aim of a start that is left alone."""
+"""The aim of a start that is not killed."""
 STATE_FILE = "soak.json"
 MAX_STARTS_PER_KILL = 4
-"""Starts that end before their kill count none; more than this many of them a kill would not end."""
+"""Most starts for each kill that must hit, because starts that end before their kill do not count."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,17 @@ class SoakSettings:
 
     steps: int = 120
     save_every: int = 5
-    """Steps between checkpoints, the most that a kill may cost."""
+    """Steps between checkpoints: the most steps that a kill may cost."""
     eval_every: int = 12
     profile_start: int = 90
     profile_steps: int = 4
-    """Late, because a run that has been resumed beyond the window makes no profile."""
+    """The window is late, because a run that resumes after the window makes no profile."""
 
     def config(self, folder: Path) -> dict[str, Any]:
         """The run's configuration: the demo with a decoder of one layer and few rows.
 
         Args:
-            folder: Holds the cache of compiled programs, which saves each start some seconds.
+            folder: Folder with the cache of compiled programs, which saves some seconds in each start.
         """
         return {
             "run_name": RUN_NAME,
@@ -99,15 +99,15 @@ class SoakSettings:
 
 @dataclass(frozen=True)
 class Unbroken:
-    """What a run that nobody kills is measured to take, for aiming."""
+    """Measured times of a run that is not killed, for aiming the kills."""
 
     seconds: float
-    """From the start of the process to its end."""
+    """Time from the start of the process to its end."""
     eval_steps: Sequence[int]
     eval_seconds: float
-    """Of the first evaluation of a process, which is also the longest."""
+    """Time of the longest evaluation, which is the first one of a process."""
     profile_seconds: float
-    """Of the steps of the profiled window, with the writing of the trace."""
+    """Time of the steps in the profiled window, including writing the trace."""
 
 
 @dataclass(frozen=True)
@@ -117,21 +117,21 @@ class Start:
     aim: str
     """One of `AIMS`."""
     found: tuple[str, ...]
-    """What the run was at when it was killed, judged by its folder at that moment: `commit`, `evaluation`, `profile`,
-    else `steps` or `before the first step`. Empty where the run ended before its kill."""
+    """What the run was doing when it was killed, judged by its folder: `commit`, `evaluation`, `profile`, else `steps`
+    or `before the first step`. Empty if the run ended before its kill."""
     status: int
-    """Of the process; negative: the signal that ended it."""
+    """Exit status of the process; if negative, the signal that ended it."""
     steps_again: int | None
-    """Steps that this start had to do again: what the kill before it cost; None where it was killed before it knew."""
+    """Steps that this start repeated: the cost of the kill before it. None if it was killed before that was known."""
     steps_allowed: int
-    """The save interval, step 0 besides where nothing had been saved, and the steps done while a save was still being
-    committed."""
+    """Most steps it may repeat: the save interval, step 0 if nothing had been saved, and steps done while a save was
+    being committed."""
     exit_seconds: float | None
-    """From SIGTERM to the end of the process."""
+    """Time from SIGTERM to the end of the process."""
 
 
 def build_parser() -> Parser:
-    """What the script takes."""
+    """The argument parser of this script."""
     parser = Parser(
         description="Kill a small run at random and at chosen moments, start it again each time, and compare weights "
         "and log of every round with those of a run that nothing interrupted.",
@@ -145,7 +145,7 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Soak, print and write."""
+    """Run the soak, print and write the figures."""
     place = tempfile.TemporaryDirectory(prefix="tomat-soak-") if args.folder is None else nullcontext(args.folder)
     with place as folder:
         report = soak(Path(folder), args.kills, args.seed, SoakSettings())
@@ -157,18 +157,18 @@ def run(args: argparse.Namespace) -> int:
 def soak(
     folder: Path, kills: int, seed: int, settings: SoakSettings, aims: Sequence[str] = (), warm: bool = True
 ) -> dict[str, Any]:
-    """Kill the run until `kills` kills have hit, each round to its end; compare every round with the unbroken run.
+    """Kill and restart the run until `kills` kills have hit, and compare each run that ends with the unbroken run.
 
     Args:
-        folder: Holds the runs and `soak.json`, what has been done; a folder with one is gone on with.
-        kills: Kills that must hit.
-        seed: Of the moments.
+        folder: Folder of the runs and of `soak.json`, the state. If it has a state, the soak continues.
+        kills: Number of kills that must hit.
+        seed: Seed of the moments.
         settings: The run.
         aims: What the kills are aimed at, in turn; empty: everything in `AIMS`.
         warm: As for `run_unbroken`.
 
     Raises:
-        TomatError: A round that does not end as the unbroken run did, or a kill that costs more than the save interval.
+        TomatError: A round does not end like the unbroken run, or a kill costs more than is allowed.
     """
     folder = folder.resolve()
     state = _read_state(folder / STATE_FILE, seed, asdict(settings))
@@ -208,7 +208,7 @@ def soak(
 
 
 def hits(state: dict[str, Any]) -> int:
-    """Kills that ended a process that was at work."""
+    """Number of kills that ended a working process."""
     return sum(bool(start["found"]) for start in state["starts"])
 
 
@@ -224,7 +224,7 @@ def _read_state(path: Path, seed: int, settings: dict[str, Any]) -> dict[str, An
 
 
 def _aim(run: Path, number: int, settings: SoakSettings, aims: Sequence[str]) -> str:
-    """The next aim in turn; a profile only where the run has not passed it."""
+    """The next aim in turn. A profile is replaced by an evaluation if the run has passed its profile."""
     aim = aims[number % len(aims)]
     passed = logged_steps(run) > settings.profile_start
     return aim.replace("profile", "evaluation") if passed else aim
@@ -285,22 +285,22 @@ def report_table(report: dict[str, Any]) -> Table:
 
 
 def soak_process(folder: Path, config_path: Path):
-    """The run in `folder`, on CPU, as `started` has it; its output goes to `output.log` there."""
+    """The process of the run in `folder`, on CPU, as a context of `started`. Its output goes to `output.log` there."""
     command = tomat_command("train", "--config_path", str(config_path), "--output_dir", str(folder))
     return started(command, folder / OUTPUT_FILE, env={**os.environ, "JAX_PLATFORMS": "cpu"})
 
 
 def run_unbroken(folder: Path, settings: SoakSettings, warm: bool = True) -> Unbroken:
-    """Write the configuration to `folder/soak.yaml`, and run it in `folder/unbroken`.
+    """Write the configuration to `folder/soak.yaml` and run it in `folder/unbroken`.
 
     Args:
-        folder: Of the soak.
+        folder: Folder of the soak.
         settings: The run.
-        warm: Run it in `folder/first` before, which fills the cache of compiled programs, so that the measured run
-            takes as long as one that is killed and finds the cache full.
+        warm: First run it in `folder/first`, which fills the cache of compiled programs. Then the measured run is as
+            fast as the runs that are killed, which find the cache full.
 
     Raises:
-        TomatError: The run fails, or the two differ.
+        TomatError: A run fails, or the two differ.
     """
     config_path = folder / "soak.yaml"
     config_path.parent.mkdir(parents=True, exist_ok=True)
@@ -314,7 +314,7 @@ def run_unbroken(folder: Path, settings: SoakSettings, warm: bool = True) -> Unb
             raise TomatError(f"the unbroken run failed with status {status}: {end_of(folder / name / OUTPUT_FILE)}")
         seconds = time.monotonic() - began
     if warm:
-        # What was compiled and what came out of the cache must compute the same.
+        # Compiled programs and programs from the cache must compute the same.
         compare_runs(folder / "unbroken" / RUN_NAME, folder / "first" / RUN_NAME)
     rows = read_record(str(folder / "unbroken" / RUN_NAME)).rows
     evaluations = [row for row in rows if "eval/validation/loss" in row]
@@ -373,7 +373,7 @@ def _wait_for_moment(
     unbroken: Unbroken,
     rng: random.Random,
 ) -> bool:
-    """Wait until the run has been at what `aim` names for a time that is drawn; False if the process ends before."""
+    """Wait until the run has spent a random time in the moment that `aim` names. False if the process ends before."""
     moment = aim.partition(" ")[2]
     longest = {
         "": unbroken.seconds,
@@ -397,15 +397,15 @@ def _wait_for_moment(
 
 
 def moments_of(run: Path, settings: SoakSettings, unbroken: Unbroken, events_before: int) -> tuple[str, ...]:
-    """What a run is at, as its folder shows it: a commit goes on beside steps and evaluations, a step beside a profile.
+    """What a run is doing, judged by its folder. A commit runs beside steps and evaluations, a profile beside steps.
 
     Args:
-        run: Its folder.
+        run: Folder of the run.
         settings: The run.
-        unbroken: The same without kills.
-        events_before: Events in its history before this start.
+        unbroken: The measured times of the run without kills.
+        events_before: Number of events in its history before this start.
     """
-    # The log of the start before stands until this one has said that it begins.
+    # Until this start has recorded that it begins, the log is that of the previous start.
     begun = any(event["event"] in ("start", "resume") for event in read_events(run)[events_before:])
     logged = logged_steps(run)
     if not begun or logged == 0:
@@ -421,26 +421,26 @@ def moments_of(run: Path, settings: SoakSettings, unbroken: Unbroken, events_bef
 
 
 def logged_steps(run: Path) -> int:
-    """Steps in a run's log: one more than the last whole line says; 0 where there is none."""
+    """Number of steps in a run's log: one more than in its last whole line; 0 without a line."""
     path = run / METRICS_FILE
     rows = parse_metrics(path.read_text(errors="replace"))[0] if path.exists() else []
     return rows[-1]["step"] + 1 if rows else 0
 
 
 def newest_partial(run: Path) -> int | None:
-    """The step of the newest checkpoint that is not complete, if it is newer than all that are."""
+    """The step of an incomplete checkpoint that is newer than all complete ones; None if there is none."""
     steps = {int(path.name[5:]): (path / METADATA_FILE).exists() for path in (run / CHECKPOINT_FOLDER).glob("step-*")}
     return max(steps) if steps and not steps[max(steps)] else None
 
 
 def compare_runs(run: Path, unbroken: Path) -> dict[str, int]:
-    """Hold a finished run against an unbroken one: every array of the last checkpoint bit by bit, every line's losses.
+    """Compare a finished run with an unbroken one: each array of the last checkpoint bit by bit, each line's losses.
 
     Returns:
         How many arrays, bytes and lines were compared.
 
     Raises:
-        TomatError: Any difference, a step that is missing from the log or in it twice.
+        TomatError: There is any difference, or a step is missing from the log or in it twice.
     """
     ours, theirs = newest_whole(str(run)), newest_whole(str(unbroken))
     if ours is None or theirs is None or ours.step != theirs.step:

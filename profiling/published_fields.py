@@ -1,5 +1,5 @@
-"""DeepDFT (PaiNN) and ChargE3Net on the demo's cells and for its processor time, each as a density and times the sum of
-atoms; what they predict is scored by tomat, and stands on a page beside the demo."""
+"""Trains DeepDFT (PaiNN) and ChargE3Net on the demo's cells for the demo's processor time. Each predicts the density
+itself or a factor of the sum of atoms. tomat scores the predictions and puts them on a page beside the demo."""
 
 import argparse
 import json
@@ -31,11 +31,11 @@ NETWORKS = {"deepdft": "DeepDFT, PaiNN", "charge3net": "ChargE3Net"}
 TARGETS = {"density": "density", "promolecule": "sum of atoms x (1 + output)"}
 MODELS = tuple(f"{network}-{target}" for target in TARGETS for network in NETWORKS)
 CURVE_GROUP = "large"
-"""Of the embedded set: rattled supercells, vacancies and antisites, which neither the demo nor these learn from."""
+"""Group of the embedded set for the curves: large cells, on which neither the demo nor these networks are trained."""
 
 
 def build_parser() -> Parser:
-    """What the script takes."""
+    """The argument parser of this script."""
     parser = Parser(
         prog="python profiling/published_fields.py",
         description="Train DeepDFT's PaiNN and ChargE3Net, from checkouts of their authors' code and in an environment "
@@ -66,7 +66,7 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the cells, train what is not trained yet, score, print, and write what is asked for."""
+    """Write the cells, train the missing networks, score, print, and write the requested outputs."""
     commits = {network: commit_of(getattr(args, network)) for network in NETWORKS}
     groups = tuple(load_config("demo").data.groups)
     cells = args.output / "cells.npz"
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit of a checkout, which the page names."""
+    """The commit of a checkout, for the page."""
     found = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True)
     if found.returncode:
         raise TomatError(f"{checkout} is no checkout of git; clone the repository that `--help` names.")
@@ -112,8 +112,8 @@ def commit_of(checkout: Path) -> str:
 
 
 def write_cells(path: Path, promolecule: Promolecule, parts: Mapping[str, Sequence[str]]) -> None:
-    """Embedded cells of `train`, `curve` and `held_out`, by name, as arrays that need no tomat to be read: structures,
-    the sum of atoms on each grid, and the electrons of learnt valences, instead of the density, of what is held out."""
+    """Write the embedded cells of `train`, `curve` and `held_out` as arrays that can be read without tomat: structures,
+    sums of atoms and densities. A held-out cell has its electron count from learnt valences in place of its density."""
     arrays: dict[str, np.ndarray] = {"keys": np.array([f"{part}/{name}" for part in parts for name in parts[part]])}
     for part, name in (key.split("/") for key in arrays["keys"].tolist()):
         grid, key = load_stored(name), f"{part}/{name}"
@@ -131,21 +131,21 @@ def write_cells(path: Path, promolecule: Promolecule, parts: Mapping[str, Sequen
 
 
 def over(by_cell: Mapping[str, float]) -> dict[str, Any]:
-    """NMAE by cell, and over the cells."""
+    """Median, mean and worst NMAE over the cells, and the NMAE by cell."""
     values = list(by_cell.values())
     figures = {"median": float(np.median(values)), "mean": float(np.mean(values)), "worst": max(values)}
     return {**figures, "cells": dict(by_cell)}
 
 
 def score(predicted: Mapping[str, np.ndarray], electrons: Mapping[str, float]) -> dict[str, Any]:
-    """NMAE of whole cells, each scaled to its electrons, as tomat's own predictions are."""
+    """NMAE of whole cells, each scaled to its electron count, like tomat's own predictions."""
     truths = {name: load_stored(name) for name in electrons}
     scaled = {name: normalised(predicted[name], Crystal.of(truths[name]), electrons[name])[0] for name in truths}
     return over({name: nmae(scaled[name], truth.rho) for name, truth in truths.items()})
 
 
 def collect(folder: Path, at: Sequence[float]) -> dict[str, Any]:
-    """What the trainings have left, scored: every model at the times that it has reached."""
+    """The scores of all saved predictions: every model at the times that it has reached."""
     with np.load(folder / "cells.npz") as cells:
         names = [key[len("held_out/") :] for key in cells["keys"].tolist() if key.startswith("held_out/")]
         electrons = {name: float(cells[f"held_out/{name}/electrons"]) for name in names}
@@ -165,7 +165,7 @@ def collect(folder: Path, at: Sequence[float]) -> dict[str, Any]:
 
 
 def results_table(report: Mapping[str, Any]) -> Table:
-    """The sum of atoms, the demo, and every model at each time."""
+    """A table of the sum of atoms, the demo, and every model at each time."""
     rows: list[tuple[Any, ...]] = [_row("sum of atoms", "", None, None, report["sum_of_atoms"], None)]
     mean = None
     if "demo" in report:
@@ -189,7 +189,7 @@ def _row(name: str, target: str, parameters: Any, steps: Any, found: Mapping[str
 
 
 def write_page(report: Mapping[str, Any], page: Path, about: str) -> None:
-    """Write the page, or bring it up to date: versions, settings, results, cells and curves."""
+    """Write or update the page: versions, settings, results, cells and curves."""
     settings = report["settings"]
     models = {model: report["models"][model] for model in MODELS if model in report["models"]}
     versions = {name: version for each in models.values() for name, version in each["packages"].items()}
@@ -222,7 +222,7 @@ def write_page(report: Mapping[str, Any], page: Path, about: str) -> None:
 
 
 def curve_rows(models: Mapping[str, Any]) -> list[tuple[float | None, ...]]:
-    """Errors at the points that all curves are near: the first after each tenth of the longest."""
+    """The error of each model at ten times: its first point from each tenth of the longest curve on."""
     longest = max((each["curve"][-1][0] for each in models.values()), default=0.0)
     rows = []
     for tenth in range(1, 11):

@@ -1,7 +1,7 @@
 """Trains one published network, in an environment with its packages and without tomat; `published_fields.py` starts it.
 
-`python published_fields_train.py JOB.json`: the checkouts, the cells, which network and what it is to say, CPU seconds.
-Networks, graphs and batches are those of the checkouts; what they are trained with is in `SETTINGS`.
+Run as `python published_fields_train.py JOB.json`. The job names the checkouts, the cells, the network, its target and
+the CPU seconds. Networks, graphs and batches are those of the checkouts; the training settings are in `SETTINGS`.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 CUTOFF_A = 4.0
-"""Of neighbours, in both publications."""
+"""Cut-off of neighbours in both publications."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "deepdft": {
         "loss": "L1Loss",
@@ -30,35 +30,35 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "charge3net": {"loss": "L1Loss", "learning_rate": 5e-3, "cells": 4, "probes": 100, "size": {"mul": 64, "lmax": 2}},
 }
-"""Of each network: its loss (e/Å³), and what was chosen here. ChargE3Net's loss is the published one; with that of
-DeepDFT, the mean square, PaiNN was off by 41 % after 100 CPU seconds (rate 5e-4), with this by 11 %. Its gradients,
-which its authors do not clip, grew beyond all bounds after 930 steps at a rate of 2e-3."""
+"""Loss (e/Å³) and settings of each network, as chosen here. ChargE3Net's loss is the published one. With DeepDFT's
+published loss, the mean square, PaiNN's error was 41 % after 100 CPU seconds (rate 5e-4), with this one 11 %. PaiNN's
+gradients, which its authors do not clip, diverged after 930 steps at a rate of 2e-3."""
 CURVE_POINTS = 30
 PREDICTED_AT_ONCE = 1000
-"""Voxels."""
+"""Voxels of a batch in prediction."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell as both networks read it. Densities are `[nx, ny, nz]`, e/Å³."""
+    """A cell in the form that both networks read. Densities are `[nx, ny, nz]`, e/Å³."""
 
     atoms: Any
     places: np.ndarray
-    """Of the voxels, `[nx, ny, nz, 3]`, Å."""
+    """Positions of the voxels, `[nx, ny, nz, 3]`, Å."""
     sum_of_atoms: np.ndarray
     rho: Any
-    """As `sum_of_atoms`; None of a cell that is predicted, whose density does not leave tomat's side."""
+    """Density with the shape of `sum_of_atoms`; None for a held-out cell, whose density stays on tomat's side."""
 
 
 def read_cells(file: Path) -> dict[str, dict[str, Cell]]:
-    """Of each part (`train`, `curve`, `held_out`) its cells by name, of what `published_fields.write_cells` wrote."""
+    """Part (`train`, `curve`, `held_out`) -> name -> cell, from the file of `published_fields.write_cells`."""
     ase = import_module("ase")
     found: dict[str, dict[str, Cell]] = {}
     with np.load(file) as stored:
         for key in stored["keys"].tolist():
             part, name = key.split("/")
             lattice, frac = stored[f"{key}/lattice"], stored[f"{key}/frac"]
-            # The neighbour search of ChargE3Net reaches only as far as it should from atoms inside of the cell.
+            # Atoms are moved into the cell: for others, ChargE3Net's neighbour search does not reach far enough.
             atoms = ase.Atoms(stored[f"{key}/numbers"], cell=lattice, scaled_positions=frac % 1.0, pbc=True)
             of_atoms = stored[f"{key}/sum_of_atoms"]
             axes = np.meshgrid(*(np.arange(n) / n for n in of_atoms.shape), indexing="ij")
@@ -68,15 +68,15 @@ def read_cells(file: Path) -> dict[str, dict[str, Cell]]:
 
 
 def build(job: dict[str, Any], size: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The network, the last layer of it, and the module of their graphs."""
-    # The checkouts are no packages: each is imported from its own folder.
+    """The network, its last layer, and the module that builds graphs."""
+    # The checkouts are not packages, so each is imported from its own folder.
     sys.path[:0] = [job["deepdft"], job["charge3net"]]
     if job["model"] == "deepdft":
         net = import_module("densitymodel").PainnDensityModel(3, size["node_size"], CUTOFF_A)
         return net, net.probe_model.readout_function[-1], import_module("src.charge3net.data.graph_construction")
     e3 = import_module("src.charge3net.models.e3")
     net = e3.E3DensityModel(cutoff=CUTOFF_A, num_basis=20, **size)
-    # Its first layer is given integers, one of an element and zeros, which e3nn 0.6 does not multiply with weights.
+    # Its first layer gets integers (a one for the element, and zeros), which e3nn 0.6 does not multiply with weights.
     net.atom_model.convolutions[0].register_forward_pre_hook(
         lambda _, given: (given[0].float(), given[1].float(), *given[2:])
     )
@@ -84,8 +84,8 @@ def build(job: dict[str, Any], size: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 
 class Training:
-    """One network, its optimizer, and a running mean of its weights, over the last ninth of the steps, which is what is
-    judged: neither publication lowers its learning rate within so few steps."""
+    """One network, its optimizer, and a running mean of its weights over about the last ninth of the steps. The mean is
+    evaluated, because neither publication lowers its learning rate within so few steps."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.torch = import_module("torch")
@@ -96,7 +96,7 @@ class Training:
         self.relative = job["target"] == "promolecule"
         self.net, last, graphs = build(job, self.settings["size"])
         if self.relative:
-            # It starts as the sum of atoms.
+            # So the first prediction is the sum of atoms.
             for parameter in last.parameters():
                 self.torch.nn.init.zeros_(parameter)
         self.graph: Callable[..., Any] = partial(graphs.KdTreeGraphConstructor, CUTOFF_A)
@@ -108,7 +108,7 @@ class Training:
         self.draw = np.random.default_rng(job["seed"])
 
     def sampled(self, cells: list[Cell], probes: int) -> tuple[Any, Any, Any]:
-        """A batch of probes drawn as published, and of each its density and sum of atoms, `[cells, probes]`."""
+        """A batch of probes, drawn as published, and their densities and sums of atoms, `[cells, probes]`."""
         graph = self.graph(num_probes=probes)
         pairs = ((cell, np.stack([cell.rho, cell.sum_of_atoms], -1)) for cell in cells)
         batch = self.collate([graph(pair, cell.atoms, cell.places) for cell, pair in pairs])
@@ -116,13 +116,13 @@ class Training:
         return batch, rho, of_atoms
 
     def density(self, batch: Any, of_atoms: Any) -> Any:
-        """What the network says, or the sum of atoms times one and that (times its exponential, PaiNN's weights were
-        not finite after 550 steps at twice the rate)."""
+        """The network's output, or the sum of atoms times (1 + output). With the exponential of the output as the
+        factor, PaiNN's weights were not finite after 550 steps at twice the rate."""
         said = self.net(batch).reshape(of_atoms.shape)
         return of_atoms * (1 + said) if self.relative else said
 
     def learn(self, cells: list[Cell]) -> None:
-        """One step on cells drawn evenly."""
+        """Take one step on randomly drawn cells, all with the same probability."""
         before = time.process_time()
         chosen = self.draw.integers(len(cells), size=self.settings["cells"])
         batch, rho, of_atoms = self.sampled([cells[i] for i in chosen], self.settings["probes"])
@@ -141,12 +141,12 @@ class Training:
         self.cpu_seconds += time.process_time() - before
 
     def swap(self) -> None:
-        """Exchange weights and their mean."""
+        """Exchange the weights and their running mean."""
         for name, value in self.net.named_parameters():
             value.data, self.mean[name] = self.mean[name], value.data
 
     def error(self, batches: list[tuple[Any, Any, Any]]) -> float:
-        """sum |difference| / sum of the density over fixed voxels, unscaled."""
+        """sum |difference| / sum of the density over the voxels of `batches`, without scaling to electrons."""
         self.swap()
         with self.torch.no_grad():
             off = sum((self.density(batch, of_atoms) - rho).abs().sum().item() for batch, rho, of_atoms in batches)
@@ -154,7 +154,7 @@ class Training:
         return off / sum(rho.sum().item() for _, rho, _ in batches)
 
     def predict(self, cell: Cell) -> np.ndarray:
-        """The whole cell, e/Å³, not scaled."""
+        """The predicted density of the whole cell, e/Å³, not scaled to electrons."""
         graph, said = self.graph(), []
         places, of_atoms = cell.places.reshape(-1, 3), cell.sum_of_atoms.ravel()
         self.swap()
@@ -180,7 +180,7 @@ class Training:
 
 
 def save(path: Path, write: Callable[[Path], Any]) -> None:
-    """Whole, or not at all."""
+    """Write a file atomically."""
     part = path.with_name(f".{path.name}")
     write(part)
     os.replace(part, path)
@@ -212,7 +212,7 @@ def main() -> None:
                 "packages": {each: import_module(each).__version__ for each in ("torch", "e3nn", "ase", "numpy")},
                 "curve": training.curve,
             }
-            # Before the cells are predicted, which takes minutes: a stop then costs no step.
+            # Saved before the cells are predicted, which takes minutes, so that a stop then loses no step.
             save(checkpoint, partial(training.torch.save, training.state()))
             save(folder / f"{name}.json", lambda part, about=about: part.write_text(json.dumps(about)))
         if reached:

@@ -1,6 +1,6 @@
-"""Self-consistent calculations by pw.x of Quantum ESPRESSO: what it is given, and what it says.
+"""Self-consistent calculations by pw.x of Quantum ESPRESSO: writes its input and reads its output.
 
-Each finished run lies in a folder of its own, found again by the content of all that decides it.
+Each finished run has its own folder, whose name is a hash of everything that determines the run.
 """
 
 import hashlib
@@ -27,42 +27,42 @@ from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 
 CHARGE_DENSITY = Path("pw.save") / "charge-density.dat"
-"""Of the prefix `pw`."""
+"""Density file of pw.x for the prefix `pw`."""
 START = "start.dat"
 RECORD = "result.json"
 ENDS_EARLY = "the output ends early"
-"""Reason of a run that was killed, which is not the calculation's answer: it is run again."""
+"""Reason of a run that was killed. This says nothing about the calculation, so it is run again."""
 THREADS = 1
-"""Of each run: cells of a few atoms."""
+"""Threads of each run; cells have few atoms."""
 DIAGO_THR_INIT = 1e-5
-"""Convergence threshold of the first diagonalisation, whatever is started from. Left to itself pw.x 6.7 takes 1e-5
-where it is given a density and 1e-2 where it adds up atoms (INPUT_PW, `diago_thr_init`): its own start then spends
-iterations on orbitals that the others begin with."""
+"""Convergence threshold of the first diagonalisation, the same for every start. By default pw.x 6.7 takes 1e-5 if it
+gets a density and 1e-2 if it adds up atoms (INPUT_PW, `diago_thr_init`): then its own start would spend iterations on
+orbitals that other starts have from the beginning."""
 
 
 @dataclass(frozen=True, eq=False)
 class PwCalculation:
-    """What pw.x solves, whatever it starts from."""
+    """What pw.x solves, independent of the starting density."""
 
     crystal: Crystal
     e_cut_ry: float
-    """Of the wave functions; the density has four times as much."""
+    """Cut-off of the wave functions; that of the density is four times as large."""
     k_mesh: tuple[int, int, int]
     k_shift: tuple[int, int, int]
-    """0 or 1: moved by half a step."""
+    """For each axis 0, or 1 if the mesh is moved by half a step."""
     pseudopotentials: Mapping[str, str]
-    """Text of the `.gth` file by chemical symbol."""
+    """Chemical symbol -> text of the `.gth` file."""
     functional: str
     conv_thr_ry: float
-    """Of the estimated error of the energy, at which the iterations end."""
+    """The iterations end at this estimated error of the energy."""
     degauss_ry: float = 0.0
-    """Width of a Gaussian smearing of the occupations; 0: fixed ones."""
+    """Width of a Gaussian smearing of the occupations; 0: fixed occupations."""
     symmetry: bool = False
-    """Whether pw.x may use the crystal's own, beside k and -k. To a mesh that has less of it than its crystal it adds
-    the points that are missing, which is another density (GaP on a shifted mesh of before: 0.67 % NMAE)."""
+    """Whether pw.x may use the crystal's symmetry, besides that of k and -k. If a mesh has less symmetry than its
+    crystal, pw.x adds the missing points, which changes the density (GaP on a former shifted mesh: 0.67 % NMAE)."""
 
     def input_text(self, from_file: bool) -> str:
-        """The input: to start from a density in `CHARGE_DENSITY`, or from the code's own superposition of atoms."""
+        """The input file, to start from the density in `CHARGE_DENSITY` or from pw.x's own superposition of atoms."""
         symbols = [symbol_of(z) for z in self.crystal.atomic_numbers.tolist()]
         rows = [" ".join(f"{value:.10f}" for value in row) for row in self.crystal.lattice.tolist()]
         atoms = (
@@ -72,7 +72,7 @@ class PwCalculation:
         start = "file" if from_file else "atomic"
         more = "" if self.symmetry else ", nosym=.true."
         more += f", occupations='smearing', degauss={self.degauss_ry:.6f}" if self.degauss_ry else ""
-        # The masses are not used at rest, but have to be there. `low` keeps the wave functions in memory until the end.
+        # The masses are required but not used without motion. `low` keeps the wave functions in memory until the end.
         return "\n".join([
             "&control calculation='scf', prefix='pw', outdir='.', pseudo_dir='.', disk_io='low' /",
             f"&system ibrav=0, nat={len(symbols)}, ntyp={len(self.pseudopotentials)}, ecutwfc={self.e_cut_ry:.6f}, "
@@ -87,25 +87,25 @@ class PwCalculation:
 
 @dataclass(frozen=True)
 class PwRun:
-    """What one run of pw.x said."""
+    """The output of one run of pw.x."""
 
     version: str
     iterations: Positive | None
-    """None: it did not converge, for `reason`."""
+    """Number of iterations; None if the run did not converge (see `reason`)."""
     reason: str
     accuracy_ry: tuple[Amount, ...]
     """Estimated error of the energy after each iteration."""
     energy_ry: float | None
     wall_seconds: Amount | None
-    """By its own clock, of the whole program."""
+    """Time of the whole program by its own clock."""
     cpu_seconds: Amount | None
     fft_shape: tuple[Positive, Positive, Positive] | None
     k_points: Positive | None
-    """After symmetry."""
+    """Number of k-points after reduction by symmetry."""
 
 
 def parse_output(text: str) -> PwRun:
-    """What is in the standard output of pw.x 6.x, whole or cut off."""
+    """Parse the standard output of pw.x 6.x, complete or cut off."""
 
     def number(pattern: str) -> float | None:
         found = re.findall(pattern, text, re.MULTILINE)
@@ -135,7 +135,7 @@ def parse_output(text: str) -> PwRun:
 
 
 def _seconds(text: str) -> float:
-    """`0.85s`, `1m23.45s`, `2h 3m`."""
+    """Seconds of a time such as `0.85s`, `1m23.45s` or `2h 3m`."""
     units = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
     return sum(float(value) * units[unit] for value, unit in re.findall(r"([\d.]+)\s*([dhms])", text))
 
@@ -145,28 +145,28 @@ class Start:
     """A density to start from."""
 
     identity: str
-    """A hash, or words, of all that decides it."""
+    """A hash or text of everything that determines the density."""
     write: Callable[[Path], dict[str, Any]]
-    """Makes it and writes it as a `charge-density.dat`; gives what there is to remember of it, as JSON has it."""
+    """Computes the density and writes it as a `charge-density.dat`. Returns facts about it for the JSON record."""
 
 
 @dataclass(frozen=True, eq=False)
 class KeptRun:
-    """A run and where it lies."""
+    """A finished run and its folder."""
 
     said: PwRun
     folder: Path
-    """With `pw.in`, `pw.out` and `CHARGE_DENSITY`, the converged density of a run that converged."""
+    """Has `pw.in`, `pw.out` and, if the run converged, its density in `CHARGE_DENSITY`."""
     facts: Mapping[str, Any]
-    """Of `Start.write`."""
+    """The result of `Start.write`."""
 
 
 class PwX:
-    """pw.x as it is installed here, and the folder that keeps its runs.
+    """The installed pw.x, and the folder that keeps its runs.
 
     Args:
-        work: Receives a folder for each run.
-        program: Name or path.
+        work: Gets a folder for each run.
+        program: Name or path of pw.x.
         limit_seconds: A run that takes longer is ended and counts as not converged.
 
     Raises:
@@ -183,7 +183,7 @@ class PwX:
         self.sha256 = hashlib.sha256(self.path.read_bytes()).hexdigest()
 
     def folder(self, calculation: PwCalculation, name: str, start: Start | None, turn: int) -> Path:
-        """Where a run lies: by its input, its pseudopotentials, what it starts from and the program."""
+        """The folder of a run, named by a hash of its input, its pseudopotentials, its start and the program."""
         digest = hashlib.sha256(self.sha256.encode())
         for part in (
             calculation.input_text(start is not None),
@@ -194,13 +194,13 @@ class PwX:
         return self.work / calculation.crystal.name / f"{name}-{digest.hexdigest()[:16]}-{turn}"
 
     def run(self, calculation: PwCalculation, name: str, start: Start | None, turn: int = 0) -> KeptRun:
-        """Run pw.x, unless the same run lies there already.
+        """Run pw.x, unless the same run is on disk already.
 
         Args:
             calculation: What to solve.
-            name: Of the start, in the folder's name.
-            start: A density; None for the code's own start.
-            turn: Of several equal runs, which differ in their times; the first of them makes the density.
+            name: Name of the start, for the folder's name.
+            start: A starting density; None for pw.x's own start.
+            turn: Number of this run among equal runs, which differ in time only. The first makes the starting density.
 
         Raises:
             TomatError: pw.x does not read the density that it is given.
@@ -235,8 +235,8 @@ class PwX:
         return _kept(target)
 
     def _call(self, folder: Path) -> str:
-        """Standard output of one run; with what ended it, where it was ended."""
-        # One thread; Open MPI refuses to start as root without the other two.
+        """Standard output of one run. If it passed the time limit, a message about that is added."""
+        # The last two variables are needed because Open MPI otherwise refuses to start as root.
         settings = {
             "OMP_NUM_THREADS": str(THREADS),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",

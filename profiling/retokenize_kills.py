@@ -1,4 +1,4 @@
-"""Re-tokenizing killed at random moments, driver or worker, against one unbroken run."""
+"""Kills the driver or a worker of re-tokenizing at random moments, and compares the result with an unbroken run."""
 
 import argparse
 import random
@@ -21,12 +21,12 @@ from tomat.base.reporting import write_report
 from tomat.measure.bench.processes import tomat_command
 
 ARGUMENTS = ("--source", "embedded", "--split", "validation", "--layout", "v2-p14", "--patches_per_material", "96")
-"""A set of some seconds, with a codec that needs no fit. 96 patches of each of 10 materials: of its 15 chunks of 64
-rows, ten begin inside materials."""
+"""A set that takes some seconds, with a codec that needs no fit. It has 96 patches of each of 10 materials: of its 15
+chunks of 64 rows, ten begin inside a material."""
 
 
 def build_parser() -> Parser:
-    """What the script takes."""
+    """The argument parser of this script."""
     parser = Parser(description="Whether re-tokenizing that is killed at random moments ends with the same bytes.")
     add_flag(parser, "--kill_runs", 20, "runs killed at random moments", type=positive_int, metavar="N")
     add_flag(parser, "--seed", 0, "of the moments", type=count)
@@ -37,7 +37,7 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Kill, compare, print and write."""
+    """Kill runs, compare their results, print and write the figures."""
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         figures = kill_test(Path(name), args.kill_runs, args.seed)
     show_figures(figures)
@@ -56,13 +56,13 @@ def retokenize_command(output: Path) -> list[str]:
 
 
 def run_with_kills(command: list[str], rng: random.Random, horizon_seconds: float, kills: int) -> Counter[str]:
-    """Run a command again and again until it ends by itself, killing its driver or one of its workers on the way.
+    """Run a command repeatedly until it ends by itself, and kill its driver or one of its workers in the meantime.
 
     Args:
         command: the command.
         rng: chooses moment and victim.
-        horizon_seconds: a kill comes at a time drawn evenly up to this.
-        kills: how many starts are killed at most.
+        horizon_seconds: a kill comes at a random time up to this.
+        kills: the largest number of starts that are killed.
 
     Returns:
         How many kills hit the driver, how many a worker, and how many starts ended before their kill.
@@ -94,7 +94,7 @@ def run_with_kills(command: list[str], rng: random.Random, horizon_seconds: floa
 
 
 def kill_test(folder: Path, runs: int, seed: int) -> dict[str, Any]:
-    """Kill runs at random moments, and compare what they leave in the end with an unbroken run.
+    """Kill runs at random moments, and compare their final files with those of an unbroken run.
 
     Raises:
         TomatError: if a run ends with other bytes.

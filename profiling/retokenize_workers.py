@@ -1,4 +1,4 @@
-"""Two workers against one in the write stage of re-tokenizing."""
+"""Compares two workers with one in the write stage of re-tokenizing."""
 
 import argparse
 import multiprocessing
@@ -23,16 +23,16 @@ from tomat.data.tokens.pipeline.config import ShardJob
 from tomat.data.tokens.pipeline.stages import WriteUnit, survey_unit
 
 UNIT_MATERIALS = 128
-"""Materials written for one unit: two to three seconds on one core. In a large set a unit has up to 256."""
+"""Materials written in one unit: two to three seconds on one core. In a large set a unit has up to 256."""
 LEAST_MATERIALS = 12
-"""Six for each of two workers. A worker keeps the last two in memory, and has up to five chunks and records under way;
-with fewer it would write over one that is not finished, or read nothing."""
+"""Six for each of two workers. A worker keeps the last two materials in memory and has up to five chunks and records in
+progress; with fewer materials it would overwrite an unfinished one, or read nothing."""
 SEARCHES = 3_200
-"""Calls of the compute loop: two to three seconds."""
+"""Iterations of the compute loop: two to three seconds."""
 
 
 def build_parser() -> Parser:
-    """What the script takes."""
+    """The argument parser of this script."""
     parser = Parser(
         description="Patches a second that two workers of re-tokenizing write, each on a core of its own, beside one, "
         "and beside what this machine gives to two processes that share nothing."
@@ -46,10 +46,10 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print and write.
+    """Measure, print and write the figures.
 
     Raises:
-        TomatError: Fewer materials than two workers need, or a single core.
+        TomatError: There are fewer materials than two workers need, or only one core.
     """
     if args.materials < LEAST_MATERIALS:
         raise TomatError(f"--materials is {args.materials}; expected at least {LEAST_MATERIALS}.")
@@ -69,26 +69,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure_workers(write_chunks: Callable[[WriteUnit], int], units: list[WriteUnit], rounds: int) -> dict[str, Any]:
-    """The write stage on one worker process and on two, each worker on one core of its own.
+    """Measure the write stage with one worker process and with two, each worker on its own core.
 
-    The materials are halved. Two workers write a half each; one worker writes both halves, so the work is the same and
-    the two have equal shares. A half is written over and over, as one unit as long as those of a large set: at the end
-    of a unit a worker waits for the disk. Processes are started, and set and codec read, before the clock.
+    The materials are halved. Two workers write one half each; one worker writes both halves, so the work is the same.
+    Each half is written repeatedly, as one unit as long as those of a large set, because a worker waits for the disk at
+    the end of a unit. Processes are started, and set and codec read, before the clock starts.
 
-    A worker is held to one core, with all its threads. Left alone with two cores it takes 1.3 to 1.4 of them, since
-    TensorStore compresses and writes one chunk and zarr reads a density while the next chunk is made: one worker then
-    has much of what two have. `free_worker_*` are the figures of such a one.
+    A worker is restricted to one core, with all its threads. Free on two cores, it uses 1.3 to 1.4 of them, because
+    TensorStore compresses and writes one chunk and zarr reads a density while the next chunk is made. Such a worker
+    already has much of what two workers have. `free_worker_*` are its figures.
 
-    `two_processes_ceiling_ratio` is what this machine gives to two processes on the same two cores that compute in
-    their caches and share nothing; below 2 where cores share a clock budget or are two threads of one, or where other
-    processes run. Those may disturb the turns of the loop more than those of the workers: a ceiling below the workers'
-    ratio says that the machine was not quiet, and neither figure then says much about tomat. All turns alternate, and
-    the fastest of each counts, the one that others disturbed least.
+    `two_processes_ceiling_ratio` is the speed-up on this machine for two processes on the same two cores that compute
+    in their caches and share nothing. It is below 2 if the cores share a clock budget or are two threads of one core,
+    or if other processes run. Other processes may disturb the turns of this loop more than those of the workers: if the
+    ceiling is below the workers' ratio, the machine was not quiet, and neither figure says much about tomat. All turns
+    alternate, and the fastest of each counts, which was disturbed least.
 
     Args:
-        write_chunks: writes a unit of the set, whose plan is in place; its rows.
+        write_chunks: writes a unit of the set, whose plan exists already; returns its rows.
         units: the whole set, at least `LEAST_MATERIALS` materials.
-        rounds: how often each takes its turn.
+        rounds: number of turns of each.
     """
     cores = sorted(os.sched_getaffinity(0))[:2]
     half = len(units) // 2
@@ -122,14 +122,14 @@ def measure_workers(write_chunks: Callable[[WriteUnit], int], units: list[WriteU
 
 
 def _long_unit(units: list[WriteUnit]) -> WriteUnit:
-    """One unit with the chunks of several, again and again until there are as many materials as a long unit has."""
+    """One unit with the chunks of several units, repeated until it has as many materials as a long unit."""
     materials = tuple(dict.fromkeys(material for unit in units for material in unit.materials))
     chunks = tuple(chunk for unit in units for chunk in unit.chunks)
     return WriteUnit(chunks * -(-UNIT_MATERIALS // len(materials)), materials)
 
 
 def _write(write_chunks: Callable[[WriteUnit], int], cores: set[int], units: list[WriteUnit]) -> tuple[int, float]:
-    """Write units on the given cores: rows, and CPU seconds of all threads."""
+    """Write units on the given cores. Returns the rows and the CPU seconds of all threads."""
     _hold_to(cores)
     began = time.process_time()
     rows = sum(write_chunks(unit) for unit in units)
@@ -137,7 +137,7 @@ def _write(write_chunks: Callable[[WriteUnit], int], cores: set[int], units: lis
 
 
 def _search(times: int, cores: set[int]) -> None:
-    """Arithmetic and look-ups in 160 kB, which stay in the second-level cache of a core."""
+    """Arithmetic and look-ups in 160 kB, which fit into the second-level cache of a core."""
     _hold_to(cores)
     rng = np.random.default_rng(0)
     edges, values = np.sort(rng.random(16_384, dtype=np.float32)), rng.random(8_192, dtype=np.float32)
@@ -146,11 +146,11 @@ def _search(times: int, cores: set[int]) -> None:
 
 
 def _hold_to(cores: set[int]) -> None:
-    """Run every thread of this process on these cores only; threads that they start later inherit it."""
+    """Restrict every thread of this process to these cores. Threads that they start later inherit that."""
     for thread in os.listdir("/proc/self/task"):
         try:
             os.sched_setaffinity(int(thread), cores)
-        except ProcessLookupError:  # ended since it was listed
+        except ProcessLookupError:  # the thread has ended since it was listed
             continue
 
 

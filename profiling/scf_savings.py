@@ -1,8 +1,8 @@
-"""What a predicted density saves a self-consistent calculation.
+"""Measures what a predicted density saves in a self-consistent calculation.
 
-Cells of the embedded set that a run has not seen are computed by pw.x with the pseudopotentials, cut-off and k-points
-of their references, from several starting densities. What a prediction reads is the structure: its electron count is
-that of learnt valences.
+pw.x computes cells of the embedded set that a run was not trained on, with the pseudopotentials, cut-off and k-points
+of their references, from several starting densities. A prediction reads only the structure; its electron count follows
+from learnt valences.
 """
 
 import argparse
@@ -43,14 +43,14 @@ OWN, ATOMS, PROMOLECULE, PREDICTION, CONVERGED = "own", "free-atoms", "promolecu
 STARTS = (OWN, ATOMS, PROMOLECULE, PREDICTION, CONVERGED)
 RY_PER_HARTREE = 2.0
 BOX_A = 8.0
-"""Side of the cube that a free atom is computed in."""
+"""Side of the cube in which a free atom is computed."""
 ATOM_DEGAUSS_RY = 0.02
-"""Smearing that fills the orbitals of an open shell alike, as the atoms of a pseudopotential's file are."""
+"""Smearing that fills the orbitals of an open shell equally, like the atoms in a pseudopotential's file."""
 DRAWN_FROM = (CRYSTALS, "further-crystals")
 MOST_ATOMS = 3
-"""Of a cell that is drawn: a run of pw.x takes seconds."""
+"""Most atoms of a drawn cell, so that a run of pw.x takes seconds."""
 LEAST_COMPOUNDS = 2
-"""In which an element of a drawn compound stays: an element in none has no atom in the promolecule and no valence."""
+"""Other compounds that contain each element of a drawn one: without any, it has no promolecule atom and no valence."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Cell:
         return self.recipe["material_id"]
 
     def calculation(self) -> PwCalculation:
-        """As its reference was computed."""
+        """The calculation with the settings of the cell's reference."""
         recipe = self.recipe
         valences = dict(zip(recipe["symbols"], recipe["valence"], strict=True))
         return PwCalculation(
@@ -80,7 +80,7 @@ class Cell:
 
 
 def build_parser() -> Parser:
-    """What the script takes."""
+    """The argument parser of this script."""
     parser = Parser(
         description="Computes cells of the embedded set with pw.x from its own start, from free atoms, the "
         "promolecule, a run's prediction and the converged density. Needs pw.x and `uv sync --extra demo-data`. "
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     """Compute what is missing, print, and write the figures and the page.
 
     Raises:
-        TomatError: No pw.x, no eminus, no such cell, one that the run has seen, or a run that cannot predict.
+        TomatError: No pw.x, no eminus, no such cell, a cell that the run was trained on, or a run that cannot predict.
     """
     if args.draw:
         print(json.dumps(drawn_compounds(args.draw)))
@@ -152,14 +152,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def drawn_compounds(count: int) -> list[str]:
-    """Training compounds for a run to leave out, by a rule that no result has a part in.
+    """Training compounds for a run to leave out, by a rule that does not depend on any result.
 
-    Compounds whose first crystal has at most `MOST_ATOMS` atoms and was converged by pw.x with fixed occupations, in
-    the order of the SHA-256 of their names; one is passed over where an element of it would stay in fewer than
-    `LEAST_COMPOUNDS` crystals' compounds.
+    The candidates are compounds whose first crystal has at most `MOST_ATOMS` atoms and was computed by pw.x with fixed
+    occupations, in the order of the SHA-256 of their names. A compound is skipped if one of its elements would stay in
+    fewer than `LEAST_COMPOUNDS` compounds of crystals.
 
     Raises:
-        TomatError: There are fewer.
+        TomatError: The rule finds fewer compounds.
     """
     cells, left = _cells(), compounds_of(DRAWN_FROM)
     elements = {name: set(cells[ids[0]].recipe["symbols"]) for name, ids in left.items()}
@@ -178,10 +178,10 @@ def drawn_compounds(count: int) -> list[str]:
 
 
 def chosen_cells(materials: Sequence[str] | None, data: DataConfig) -> list[Cell]:
-    """The cells that are named; else the first of each compound that is held out or was left out.
+    """The named cells, or without names the first cell of each compound that is held out or was left out.
 
     Raises:
-        TomatError: A name that no cell has, or of one that a run on this data has seen.
+        TomatError: No cell has a name, or a run on this data was trained on a named cell.
     """
     cells = _cells()
     if missing := [name for name in materials or () if name not in cells]:
@@ -216,10 +216,10 @@ def study(
     on_run: Callable[[str], None],
     on_done: Callable[[int], None],
 ) -> dict[str, Any]:
-    """One cell from every start, `rounds` times in turn; a start whose run fails has its reason.
+    """Compute one cell from every start, `rounds` times in turn. If a run fails, its start has the reason.
 
     Raises:
-        TomatError: Valences that are not known, or a cell that the predictor cannot predict.
+        TomatError: The valences are not known, or the predictor cannot predict the cell.
     """
     calculation = cell.calculation()
     crystal = calculation.crystal
@@ -307,7 +307,7 @@ def not_run(reason: str) -> dict[str, Any]:
 
 
 def figures(runs: Sequence[KeptRun]) -> dict[str, Any]:
-    """Of equal runs: what they share, and the medians of their times."""
+    """The figures of equal runs: the values that they share, and the medians of their times."""
     said = runs[0].said
     times = {
         name: [value for each in runs if (value := getattr(each.said, name)) is not None]
@@ -329,9 +329,9 @@ def in_words(row: Mapping[str, Any]) -> str:
 
 
 def over_cells(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The share that each start saves against each other, of iterations and of CPU time: over cells, and by compound.
+    """The share of iterations and CPU time that each start saves against each other start, over cells and by compound.
 
-    A cell counts where both converged.
+    A cell counts if both starts converged.
     """
     found: dict[str, Any] = {}
     for start in STARTS:
@@ -359,16 +359,16 @@ def over_cells(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def by_compound(shares: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """What the shares of some compounds' cells say of compounds.
+    """Statistics over compounds.
 
-    The cells of a compound are one observation, their mean: strains of one crystal say nearly the same.
+    The mean over a compound's cells is one observation, because strained cells of one crystal give nearly the same.
 
     Args:
-        shares: By compound, those of its cells.
+        shares: Compound -> shares of its cells.
 
     Returns:
-        `mean` and `median` over the compounds, the mean's 95 % interval by Student's t (`ci95`; None of a single one),
-        the numbers of compounds above and below zero, and the two-sided `sign_test_p_value`, ties left out.
+        `mean` and `median` over the compounds, the mean's 95 % interval by Student's t (`ci95`; None for a single one),
+        the numbers of compounds above and below zero, and the two-sided `sign_test_p_value`, without ties.
     """
     from scipy.stats import binomtest, t
 
@@ -407,9 +407,9 @@ def free_atom(symbol: str, calculation: PwCalculation, pw: PwX) -> KeptRun:
 def superposition(atoms: Mapping[str, KeptRun], crystal: Crystal, shape: tuple[int, int, int]) -> DensityGrid:
     """The sum of free atoms on a grid of a cell: rho(G) = sum over atoms of f(|G|) exp(-i G R) / volume.
 
-    The form factor f is read off the atom's box, whose reciprocal vectors are 2 pi / `BOX_A` apart: averaged over the
-    vectors of each length, which leaves the spherical part, and interpolated between the lengths. Beyond the largest
-    one it is 0.
+    The form factor f comes from the atom's box, whose reciprocal vectors are 2 pi / `BOX_A` apart. It is averaged over
+    the vectors of each length, which leaves the spherical part, and interpolated between lengths. Beyond the largest
+    length it is 0.
     """
     from scipy.interpolate import CubicSpline
 
@@ -420,7 +420,7 @@ def superposition(atoms: Mapping[str, KeptRun], crystal: Crystal, shape: tuple[i
     for symbol, atom in atoms.items():
         squares, values = form_factor(atom)
         known = 2 * np.pi / BOX_A * np.sqrt(squares)
-        # An even function: given on both sides it is smooth at 0.
+        # f is an even function; with values on both sides the spline is smooth at 0.
         radial = CubicSpline(np.concatenate([-known[:0:-1], known]), np.concatenate([values[:0:-1], values]))
         factor = np.where(lengths <= known[-1], radial(lengths), 0.0)
         for z, site in zip(crystal.atomic_numbers.tolist(), crystal.frac_coords, strict=True):
@@ -431,7 +431,7 @@ def superposition(atoms: Mapping[str, KeptRun], crystal: Crystal, shape: tuple[i
 
 
 def form_factor(atom: KeptRun) -> tuple[np.ndarray, np.ndarray]:
-    """Squares of the lengths of reciprocal vectors in units of 2 pi / `BOX_A`, and the electrons that each has."""
+    """Squared lengths of reciprocal vectors in units of (2 pi / `BOX_A`)^2, and the form factor (electrons) at each."""
     vectors, coefficients = read_coefficients(atom.folder / CHARGE_DENSITY)
     squares, place = np.unique((vectors.miller.astype(np.int64) ** 2).sum(axis=1), return_inverse=True)
     sums = np.bincount(place, weights=np.real(coefficients))

@@ -1,4 +1,4 @@
-"""What a prediction saves, as a table and as a page."""
+"""The savings by a prediction, as a table and as a page."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,9 +19,9 @@ COLUMNS = {
 }
 """Start -> heading."""
 GOALS = {"own": (0.4, "at least 40 %"), "promolecule": (0.0, "more than 0")}
-"""Share of the iterations that a prediction is to save against a start, and the same in words."""
+"""Start -> share of its iterations that a prediction should save, as a number and in words."""
 LEAST_P_VALUE = 0.05
-"""Below it a sign test shows something; so few compounds that all of one sign do not get there decide nothing."""
+"""A sign test is significant below this; the page says if so few compounds could not reach it with all signs equal."""
 STARTS = (
     "own start: `startingpot = 'atomic'`. A `.gth` file holds no charge of an atom, so pw.x adds up Gaussians "
     "whose widths it takes from a table by valence and core electrons (`atmlength`).",
@@ -35,7 +35,7 @@ STARTS = (
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """Iterations of every cell and start; `savings` says what the prediction saves over all of them."""
+    """A table of the iterations of every cell and start. `savings` sums up what the prediction saves."""
     rows = [
         (row["material_id"], row["k_points"], *(row["starts"][start]["iterations"] for start in COLUMNS))
         for row in report["cells"]
@@ -45,7 +45,7 @@ def table(report: Mapping[str, Any]) -> Table:
 
 
 def savings(report: Mapping[str, Any]) -> list[str]:
-    """A sentence for each start that the prediction is held against."""
+    """A sentence for each start that the prediction is compared with."""
     lines = []
     for base, found in report["over_cells"].get("prediction", {}).items():
         name = base.removeprefix("against_")
@@ -67,7 +67,7 @@ def savings(report: Mapping[str, Any]) -> list[str]:
 
 
 def _by_compound(told: Mapping[str, Any], goal: float) -> str:
-    """What is shown of compounds, of which the cells are no independent observations."""
+    """The statistics over compounds in words. The cells of a compound are not independent observations."""
     words = f"By compound ({told['compounds']}): median {percent(told['median'])}, mean {percent(told['mean'])}"
     shown = []
     if told["ci95"] is not None:
@@ -88,7 +88,7 @@ def _by_compound(told: Mapping[str, Any], goal: float) -> str:
 
 
 def write_page(report: Mapping[str, Any], path: Path) -> None:
-    """Write the page, or bring it up to date; where its markers are broken it is left as it is."""
+    """Write or update the page. If its markers are broken, it stays unchanged."""
     settings = report["settings"]
     rounds = settings["rounds"]
     turns = "in turn; times are medians" if rounds > 1 else "whose iterations are those of any other; times are of one"

@@ -1,4 +1,4 @@
-"""A model and what few bits make of it, side by side: sizes, errors, seconds; and the page of that."""
+"""Compares a model with its versions in few bits (sizes, errors, seconds), and writes a page about that."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> Parser:
-    """What the script takes."""
+    """The argument parser of this script."""
     parser = Parser(
         prog="python profiling/small_models.py",
         description="Sizes on disk and in memory, errors and seconds of a run and of its folders in few bits, before "
@@ -50,7 +50,7 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what is not measured yet, print, and write what is asked for."""
+    """Measure the models that are not measured yet, print, and write the requested outputs."""
     models = []
     folders = [args.run_dir, *args.folders]
     for folder in folders:
@@ -70,20 +70,20 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class SmallModel:
-    """One row; errors and seconds are medians over the materials."""
+    """One row of the table. Errors and seconds are medians over the materials."""
 
     name: str
     bits: str
-    """Of a code, with the parts where they differ; 32 of a model that is whole."""
+    """Bits of a code, by part if they differ; 32 for a model that is not quantised."""
     scheme: str
     trained: str
-    """What was trained after the conversion, and in how many steps; empty: nothing."""
+    """What was trained after the conversion, and for how many steps; empty: nothing."""
     disk_bytes: int
-    """Of the arrays, as stored."""
+    """Size of the arrays as stored."""
     memory_bytes: int
-    """Of the arrays, once loaded to predict."""
+    """Size of the arrays after loading for prediction."""
     float32_bytes: int
-    """Of the same arrays, whole."""
+    """Size of the same arrays in float32."""
     teacher_forced_nmae: float
     free_running_nmae: float
     seconds_per_cell: float
@@ -106,7 +106,7 @@ COLUMNS = (
 
 
 def models_table(models: Sequence[SmallModel]) -> Table:
-    """Models beside the first of them."""
+    """A table that compares models with the first one."""
     first = models[0]
     rows = []
     for one in models:
@@ -118,7 +118,7 @@ def models_table(models: Sequence[SmallModel]) -> Table:
 
 
 def small_model(folder: Path) -> SmallModel:
-    """The row of a run, a folder of weights, or a run with `distillation`, of what is in its `evaluation.json`."""
+    """The row of a run, a folder of weights, or a run with `distillation`. Errors come from its `evaluation.json`."""
     from tomat.predict.inference.trained import load_trained
     from tomat.predict.weights.arrays import named_arrays
     from tomat.predict.weights.folder import read_weights
@@ -146,7 +146,7 @@ def small_model(folder: Path) -> SmallModel:
 
 
 def memory_bytes(model: Any) -> int:
-    """Of a model's arrays."""
+    """Size of a model's arrays."""
     import equinox as eqx
     import jax
 
@@ -154,8 +154,8 @@ def memory_bytes(model: Any) -> int:
 
 
 def measure(folder: Path) -> None:
-    """Evaluate what has not been evaluated, as the end of its run would have: on what the embedded set holds out, into
-    `evaluation.json`."""
+    """Evaluate a model on the held-out embedded densities and write `evaluation.json`, unless it exists. The evaluation
+    is that of the end of a run."""
     if (folder / EVALUATION_FILE).exists():
         return
     from tomat.app.workflow.held_out import evaluate_held_out, held_out_materials
@@ -176,7 +176,7 @@ def measure(folder: Path) -> None:
 
 
 def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str) -> None:
-    """Bring the page up to date, models held against the first; `words`: how and where they were measured."""
+    """Write or update the page, which compares models with the first one. `words`: how and where they were measured."""
     said = (
         f"Errors are medians over {models[0].materials} held-out materials; sizes are those of the weights, "
         f"{models[0].float32_bytes:,} bytes in float32. {words}"
@@ -187,8 +187,8 @@ def write_small_models_page(models: Sequence[SmallModel], page: Path, words: str
 
 
 def keep_named(folder: Path, model: SmallModel, output: Path) -> Path:
-    """Copy a model's folder of weights under a name that says its result, such as `demo-2bit-nmae2.81`, unless it is
-    there."""
+    """Copy a model's folder of weights to a name with its result, such as `demo-2bit-nmae2.81`, unless that exists.
+    Returns the copy."""
     place = folder / WEIGHTS_FOLDER if (folder / WEIGHTS_FOLDER).is_dir() else folder
     if not (place / "weights.json").is_file():
         raise TomatError(f"{folder} has no folder of weights to keep; `tomat export` makes one.")
@@ -216,7 +216,7 @@ class _Cells(TypedDict):
 
 
 def _measured(folder: Path) -> tuple[float, float, float, int]:
-    """Teacher-forced and free-running NMAE, seconds a cell, materials."""
+    """Teacher-forced and free-running NMAE, seconds a cell, number of materials."""
     path = folder / EVALUATION_FILE
     how = _how(folder)
     if not path.is_file():

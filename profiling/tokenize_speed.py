@@ -1,7 +1,7 @@
-"""Patches and voxels a second of one worker of re-tokenizing, and its memory.
+"""Measures patches and voxels a second of one worker of re-tokenizing, and its memory.
 
-Every figure stands beside what it is compared with, measured in the same run: on a machine that others use too, the
-ratios hold and the absolute figures are a lower bound.
+Every figure and its reference are measured in the same run. On a machine that others use too, the ratios are still
+valid, and the absolute figures are a lower bound.
 """
 
 import argparse
@@ -52,20 +52,20 @@ LARGEST_GRID = (448, 448, 110)
 """The largest grid of the Materials Project set."""
 PATCHES = 64
 SCATTERED = "scattered-8192"
-"""Written beside the patches of `v3-p19`, as many rows a material."""
+"""Layout that is written besides the patches of `v3-p19`, with as many rows for each material."""
 
 FIRST_GENERATION_PATCHES_PER_SECOND = 27.0
-"""The first generation's tokenizer, one core of a machine of this kind, P = 19, M = 64."""
+"""Rate of the first generation's tokenizer on one core of such a machine, P = 19, M = 64."""
 TRAINING_MATERIALS = 77_498
 TRAINING_MEDIAN_VOXELS = 1.26e6
 """Materials Project training set; the grids of this benchmark have 1.00e6 voxels."""
 CORE_HOUR_USD = 0.0335
-"""An assumption, to be replaced by one's own price: about $0.134 an hour for the four vCPUs of an e2-standard-4
-(list: cloud.google.com/compute/vm-instance-pricing). It enters only the projected cost."""
+"""An assumption, to be replaced by your own price: about $0.134 an hour for the four vCPUs of an e2-standard-4
+(list: cloud.google.com/compute/vm-instance-pricing). Only the projected cost depends on it."""
 
 
 def build_parser() -> Parser:
-    """What the script takes."""
+    """The argument parser of this script."""
     parser = Parser(
         prog="python profiling/tokenize_speed.py",
         description="Patches and voxels a second of re-tokenizing by one worker, the parts of its work alone, and its "
@@ -104,15 +104,15 @@ def show_figures(figures: Mapping[str, Any]) -> None:
 
 
 def lattice_of_gaussians(shape: tuple[int, int, int], n_atoms: int, seed: int, name: str) -> DensityGrid:
-    """A density like that of a crystal in what matters here: smooth, spanning several orders of magnitude, an electron
-    count that is whole. `n_atoms` silicon atoms of four electrons, at a spacing of 0.065 A."""
+    """A density that resembles a crystal's: smooth, over several orders of magnitude, with a whole number of electrons.
+    It has `n_atoms` silicon atoms of four electrons, at a spacing of 0.065 A."""
     rng = np.random.default_rng(seed)
     lattice = np.diag(0.065 * np.array(shape))
-    # On a mesh of at least 2.1 A, some sites of which stay empty: no two atoms are closer than a bond.
+    # Atoms are on a mesh of at least 2.1 A with some empty sites, so no two atoms are closer than a bond.
     mesh = np.floor(np.diag(lattice) / 2.1).astype(int)
     sites = np.indices(mesh.tolist()).reshape(3, -1).T / mesh
     coords = (rng.choice(sites, n_atoms, replace=False) + rng.uniform(0, 1, 3)) % 1
-    # A product of periodic functions of one axis each; a sum over atoms of such is cheap for any grid.
+    # An atom is a product of periodic functions of one axis each, so the sum over atoms is cheap for any grid.
     rho = np.full(shape, 1e-4, dtype=np.float32)
     for atom in coords:
         x, y, z = (
@@ -126,9 +126,9 @@ def lattice_of_gaussians(shape: tuple[int, int, int], n_atoms: int, seed: int, n
 
 
 def write_grids(folder: Path, n_materials: int) -> tuple[RetokenizeConfig, SurveyUnit]:
-    """Grids of 100^3 in `folder`: the set to make of them, and all of them to survey.
+    """Write grids of 100^3 into `folder`. Returns the configuration of the set, and one survey unit with all grids.
 
-    As in a large set, one histogram for many materials.
+    As in a large set, there is one histogram for many materials.
     """
     source = folder / "in"
     for k in range(n_materials):
@@ -140,7 +140,7 @@ def write_grids(folder: Path, n_materials: int) -> tuple[RetokenizeConfig, Surve
 def start_set(
     job: ShardJob, surveyed: SurveyUnit
 ) -> tuple[tuple[ShardManifest, DensityCodec], list[WriteUnit], Callable[[WriteUnit], int]]:
-    """Plan the set of what has been surveyed and begin it; what is left to write, by chunk, and what writes it."""
+    """Plan and begin the set of the surveyed materials. Returns (plan, codec), the write units, and their writer."""
     store = Store(job.output, job.storage_tries)
     planned = plan_set(job, [stored_findings(job, store, surveyed, unit_survey(store, surveyed))])
     plan, codec, _, _ = planned
@@ -150,20 +150,20 @@ def start_set(
 
 
 def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
-    """Survey and write on grids of 100^3 with one worker, and parts of the work alone; what these come to for the whole
-    training set, CPU alone.
+    """Time the survey and write stages on grids of 100^3 with one worker, and parts of the work alone, and project the
+    CPU time to the whole training set.
 
-    CPU seconds are those of one process with all its threads; wall time on a shared machine is longer.
+    CPU seconds are those of one process with all its threads. Wall time on a shared machine is longer.
     """
     config, unit = write_grids(folder, n_materials)
     job, materials = ShardJob.of(config), unit.materials
     voxels, patches = n_materials * SIDE**3, n_materials * PATCHES
     figures = rates("survey_voxels", voxels, lambda: survey_unit(job, unit))
     (plan, codec), chunks, write_chunk = start_set(job, unit)
-    # A worker reads the plan and the codec once; what it does for hours comes after.
+    # A worker reads the plan and the codec only once, so the first chunk is not timed.
     write_chunk(chunks[0])
     figures |= rates("write_patches", patches, lambda: [write_chunk(unit) for unit in chunks])
-    # With the codec of the patches, so that none is fitted twice.
+    # With the codec of the patches, so that it is not fitted again.
     given = {"codec": f"{config.output}/codec.json", "layout": SCATTERED, "output": str(folder / "scattered")}
     scattered = ShardJob.of(replace(config, **given))
     survey_unit(scattered, unit)
@@ -180,7 +180,7 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
     edges = codec.edges
 
     def plain_encode() -> None:
-        """The patches without reading, atoms and writing: what a plain tokenizer takes."""
+        """Encode the patches without reading, atoms and writing, as a plain tokenizer does."""
         for anchor in anchors:
             np.searchsorted(edges, grid.patch(anchor, (19, 19, 19)), side="right")
 
@@ -206,7 +206,7 @@ def measure_speed(folder: Path, n_materials: int) -> dict[str, Any]:
 
 
 def rates(what: str, number: int, work: Callable[[], object]) -> dict[str, float]:
-    """`number` of `what` that a call gets done, a second of wall time and a second of CPU time."""
+    """Rates of a call that processes `number` of `what`: per second of wall time and per second of CPU time."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -214,7 +214,7 @@ def rates(what: str, number: int, work: Callable[[], object]) -> dict[str, float
 
 
 def _retokenize_alone(config: RetokenizeConfig) -> int:
-    """Write a set in this process alone; its peak memory, bytes."""
+    """Write a set in this process alone. Returns its peak memory in bytes."""
     retokenize(config, PoolRunner(1))
     return peak_memory_bytes()
 

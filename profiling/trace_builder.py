@@ -56,7 +56,7 @@ class _Stats:
 
 
 def serialise_program(program: HloProgram) -> bytes:
-    """The program as a serialised `HloProto`, fields that tomat does not read included."""
+    """The program as a serialised `HloProto`, including fields that tomat does not read."""
     message = new_message("HloProto")
     message.hlo_module.CopyFrom(program.module)
     return message.SerializeToString(deterministic=True)
@@ -72,10 +72,10 @@ def build_xspace(
     """A serialised XSpace of `n_steps` executions of `program` on one device.
 
     Args:
-        program: what runs.
+        program: the program that runs.
         device_kind: JAX's name of the chip.
-        op_seconds: duration of one execution of a kernel.
-        n_steps: executions.
+        op_seconds: gives the duration of one execution of a kernel.
+        n_steps: number of executions.
         hlo_proto: serialised HloProto to embed; None leaves the HLO out.
     """
     space = new_message("XSpace")
@@ -105,7 +105,7 @@ class _DevicePlane:
         names = {STEPS: "Steps", MODULES: "XLA Modules", OPS: "XLA Ops", ASYNC: "Async XLA Ops"}
         self.lines = {key: self.plane.lines.add(id=key, name=name, timestamp_ns=0) for key, name in names.items()}
         self.metadata_ids: dict[str, int] = {}
-        """By the name of the events."""
+        """Name of an event -> id of its metadata."""
         self.in_flight: dict[str, int] = {}
         self.durations: dict[str, int] = {}
 
@@ -121,7 +121,7 @@ class _DevicePlane:
         return now
 
     def _run(self, computation_id: int, now: int) -> int:
-        """Write a computation's kernels one after the other; returns when it ends."""
+        """Write a computation's kernels one after another. Returns the time of its end, in picoseconds."""
         for instruction in self.program.computations[computation_id]:
             if instruction.opcode in FREE_OPCODES:
                 continue
@@ -181,7 +181,7 @@ class _DevicePlane:
         return metadata.id
 
     def _bytes_accessed(self, instruction: Instruction) -> int:
-        """Operands and results wherever they live: the profiler's stat does not tell HBM from VMEM."""
+        """Bytes of operands and results in any memory: the profiler's stat does not distinguish HBM from VMEM."""
         operands = {o.proto.id: o for o in self.program.operands(instruction)}.values()
         if instruction.opcode in CONTROL_OPCODES:
             return 0

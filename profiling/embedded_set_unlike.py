@@ -185,7 +185,7 @@ def _supercell(
 
 
 def large_compounds() -> list[Compound]:
-    """Rattled supercells, vacancies and antisites; held out: vacancies of GaP and MgO."""
+    """Rattled supercells, vacancies, antisites and an alloy. Held out: vacancies of GaP and MgO."""
     cube, long = (2, 2, 2), (2, 2, 3)
     wide, near = SEMICONDUCTOR_REACH_A - 7.0, 8.0
     return [

@@ -1,4 +1,4 @@
-"""The slice of a launch: taken in the first zone that has one, recognized by its label, and always given back."""
+"""The slice of a launch: takes it in the first zone that has one, recognizes it by its label, and gives it back."""
 
 import contextlib
 import time
@@ -18,7 +18,7 @@ https://cloud.google.com/python/docs/reference/tpu/latest/google.cloud.tpu_v2.ty
 PASSING_STATES = frozenset({"DELETING", "STOPPING", "SUSPENDING"})
 """States of a lost slice that is still being removed: nothing of that name can be created or deleted now."""
 LOST_QUEUE_STATES = frozenset({"FAILED", "SUSPENDING", "SUSPENDED", "DELETING", "absent"})
-"""States of a queued resource that never leads to a slice (https://cloud.google.com/tpu/docs/queued-resources)."""
+"""States that a queued resource does not leave by itself (https://cloud.google.com/tpu/docs/queued-resources)."""
 NOT_YET_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "FAILED"})
 """States of a queued resource that has not given a slice so far."""
 

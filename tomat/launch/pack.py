@@ -25,7 +25,7 @@ NO_COMMIT = "uncommitted"
 OWN_FOLDER = "runs/"
 """Folder that tomat itself writes into a checkout. It is never sent."""
 MAX_MEGABYTES = 300
-"""Largest sum of a pack's files; a checkout of tomat has 29. Beyond are data, for the bucket and `.gitignore`."""
+"""Most megabytes of a pack's files; a checkout of tomat has 29. More are data, for the bucket and `.gitignore`."""
 _COMPRESSION = 6
 
 

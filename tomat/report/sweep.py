@@ -39,7 +39,7 @@ MIB = 2**20
 JOULES = "J a step"
 WINDOW_KEY = "model.sliding_window"
 BUSY_SHARE = 0.05
-"""From this share of the processors used by other processes, a page says that the machine was shared."""
+"""If other processes use at least this share of the processors, a page says that the machine was shared."""
 SMALLEST_SHARE = 0.01
 """Categories below this share of every row's step have no column in the table of categories."""
 LINE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")

@@ -162,7 +162,7 @@ def predict_with_bar(
     settings: Mapping[str, Any],
     groups: Mapping[str, str] | None = None,
 ) -> "FreeRunningResult":
-    """Free-running evaluation under a progress bar. `groups`: material -> the group whose figures it counts in."""
+    """Free-running evaluation under a progress bar. `groups`: material -> its group, whose figures are kept apart."""
     from tomat.predict.evaluation.free_running import evaluate_free_running
 
     with progress() as bar:

@@ -39,7 +39,7 @@ OPEN_FILES = {HTML_FILE: "text/html", PAGE_FILE: "text/plain", LOSS_FIGURE: "ima
 """Files of a run that can be opened -> their media type."""
 ASSETS = dict.fromkeys(("page.js", "live.js", "plotly.js"), "text/javascript") | {"page.css": "text/css"}
 MOST_RUNS = 8
-"""The curves of the last so many requested runs are kept; a run of a million steps and 22 metrics takes 0.35 GB."""
+"""Number of last requested runs whose curves are kept. A run of a million steps and 22 metrics takes 0.35 GB."""
 COOKIE = "tomat-token"
 OWN_POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src data: blob:; "

@@ -42,11 +42,11 @@ NO_BUFFERS = (
     "into a trace, where the backend gives it."
 )
 
-INTRODUCTION = """Every run, plan and reference figure on record. tomat rewrites the table; a run's verdict is the first
-line under `## Verdict` of its page. MFU is a share of the slice's peak for what is multiplied: *full* counts every
-query against every key, *causal* the pairs the mask leaves, *useful* no padding and no logits without a loss, *HFU*
-what the program multiplies. *Without timings* is the share of a planned step that rests on kernels which no chip of its
-kind has timed (–: planned before that was kept)."""
+INTRODUCTION = """This page lists every run, plan and reference figure on record. tomat rewrites the table; a run's
+verdict is the first line under `## Verdict` of its page. MFU is the share of the slice's peak that the products of a
+step reach: *full* counts every query against every key, *causal* the pairs that the mask leaves, *useful* leaves out
+padding and logits without a loss, *HFU* counts all that the program multiplies. *Without timings* is the share of a
+planned step that rests on kernels never timed on such a chip (–: planned before this was kept)."""
 
 
 def write_run_page(

@@ -1,1 +1,1 @@
-"""A model in few bits learns from a teacher: what is trained, by which loss, and the folder that it becomes."""
+"""Distillation of a quantised model from a teacher: the trained arrays, the loss, and the folder that results."""

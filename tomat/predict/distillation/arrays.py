@@ -1,14 +1,14 @@
-"""Arrays in few bits that can be trained: a code follows a number, and the number what the code would need.
+"""Quantised arrays that can be trained: each code has a trained float number, from which the code follows.
 
-Each matrix in few bits has a number for each of its codes, which becomes the nearest value of the table, times the
-scale of its group. The gradient goes to the number as if it had not been rounded (straight-through: Bengio et al.,
-arXiv 1308.3432), to the scale as in LSQ (Esser et al., arXiv 1902.08153, eq. 3), and to the table as what it is: a sum
-over the codes that stand for each of its values.
+The model computes with the table value nearest to the number, times the scale of the number's group. The number gets
+the gradient as if it had not been rounded (straight-through: Bengio et al., arXiv 1308.3432). The scale gets the
+gradient of LSQ (Esser et al., arXiv 1902.08153, eq. 3). Each table value gets the sum of the gradients of all codes
+that stand for it.
 
-Numbers are kept over the scale that their group began with, and scales as the logarithm of how much they grew: one
-learning rate then moves all of them by the same part of what they are. The demo's scales are 0.011 (embedding) to
-0.12: kept as they are, the embedding's numbers moved by a fifth of theirs a step with Adam at 2e-3, and in 2 bits the
-divergence from the teacher stayed at 0.5 nats.
+Numbers are stored divided by the first scale of their group, and scales as the logarithm of their growth. One learning
+rate then changes all of them by the same relative amount. The demo's scales are 0.011 (embedding) to 0.12. When numbers
+were stored undivided, those of the embedding changed by a fifth of their size a step with Adam at 2e-3, and in 2 bits
+the divergence from the teacher stayed at 0.5 nats.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,15 +24,15 @@ from tomat.predict.weights.quantise import Quantised
 
 
 class TrainedArrays(eqx.Module):
-    """The arrays of a model by name, some of them in few bits."""
+    """The arrays of a model by name. Some of them are quantised."""
 
     whole: dict[str, jax.Array]
     numbers: dict[str, jax.Array]
-    """float [out, in]: of each code, over the first scale of its group."""
+    """float [out, in]: the number of each code, divided by the first scale of its group."""
     growth: dict[str, jax.Array]
-    """float [out, in / group]: logarithm of the scale of each group over its first one."""
+    """float [out, in / group]: logarithm of each group's scale divided by its first scale."""
     scales: dict[str, jax.Array]
-    """float [out, in / group]: the first scales, which stay."""
+    """float [out, in / group]: the first scales, which do not change."""
     tables: dict[str, jax.Array]
     """float [2^bits], in any order."""
 
@@ -43,8 +43,8 @@ class TrainedArrays(eqx.Module):
         numbers: Mapping[str, np.ndarray],
         trained: Callable[[str], bool],
     ) -> "TrainedArrays":
-        """To begin with: `numbers` are matrices before they were quantised, where one is missing the values of its
-        codes; matrices in few bits that are not `trained` are whole here, and stay."""
+        """The arrays at the start. `numbers` holds matrices as they were before quantisation; a missing one starts at
+        the values of its codes. Quantised matrices that are not `trained` go unpacked into `whole`."""
         few = {name: its for name, its in stored.items() if isinstance(its, Quantised) and trained(name)}
         scales = {name: jnp.asarray(its.scales, jnp.float32) for name, its in few.items()}
         return cls(
@@ -73,7 +73,7 @@ class TrainedArrays(eqx.Module):
         return {**self.whole, **few}
 
     def stored(self, begun_with: Mapping[str, np.ndarray | Quantised]) -> dict[str, np.ndarray | Quantised]:
-        """What a folder holds of them; matrices that were not trained as they were before, `begun_with`."""
+        """The arrays as a folder stores them. Matrices that were not trained are taken from `begun_with`."""
         result: dict[str, np.ndarray | Quantised] = dict(begun_with)
         for name, its in begun_with.items():
             if not isinstance(its, Quantised):
@@ -86,9 +86,9 @@ class TrainedArrays(eqx.Module):
         return result
 
     def trainable(self, everything: bool, quantised: Mapping[str, Quantised]) -> "TrainedArrays":
-        """True for the parts that are trained, as Levanter's trainer takes them; `everything`: also whole arrays.
-        `quantised` are the matrices to begin with."""
-        # The values of an affine scheme are whole numbers, and stay.
+        """Flags for Levanter's trainer: True for the parts that are trained. `everything` trains the whole arrays too.
+        `quantised` holds the matrices as they were at the start."""
+        # The table of an affine scheme holds whole numbers and is not trained.
         tables = {name: quantised[name].scheme == "lut" for name in self.tables}
         flags = {"whole": everything, "numbers": True, "growth": True, "scales": False, "tables": tables}
         return replace(self, **flags)
@@ -97,12 +97,12 @@ class TrainedArrays(eqx.Module):
 def straight_through(numbers: jax.Array, growth: jax.Array, scales: jax.Array, table: jax.Array) -> jax.Array:
     """The values of the nearest codes, [out, in], with gradients by numbers, growth and table.
 
-    Numbers, [out, in], are over `scales`, the first ones, [out, in / group]; growth is the logarithm of what the scales
-    are now over those; the table, [2^bits], may be in any order.
+    `numbers`, [out, in], are divided by the first scales, `scales`, [out, in / group]. `growth` is the logarithm of the
+    present scales divided by the first ones. `table`, [2^bits], may be in any order.
     """
     table = jnp.sort(table)
     now = scales * jnp.exp(growth)
-    # What is stored, as float16, is what is trained.
+    # The forward pass rounds the scales to float16, as they are stored.
     now = now + lax.stop_gradient(now.astype(jnp.float16).astype(now.dtype) - now)
     relative = _over_scales(numbers, jnp.exp(growth))
     value = table[nearest(lax.stop_gradient(relative), table)]
@@ -111,14 +111,14 @@ def straight_through(numbers: jax.Array, growth: jax.Array, scales: jax.Array, t
 
 
 def nearest(relative: jax.Array, table: jax.Array) -> jax.Array:
-    """Index of the value that is nearest, int32."""
+    """Index of the nearest value of a sorted `table`, int32."""
     return jnp.searchsorted(
         (table[1:] + table[:-1]) / 2, relative, method="compare_all" if table.size <= 16 else "sort"
     )
 
 
 def _over_scales(numbers: jax.Array, scales: jax.Array) -> jax.Array:
-    """[out, in / group, group]: numbers over their scale; 0 where that is 0."""
+    """Numbers divided by the scale of their group, [out, in / group, group]; 0 where the scale is 0."""
     grouped = numbers.reshape(*scales.shape, -1)
     some = scales[..., None] != 0
     return jnp.where(some, grouped / jnp.where(some, scales[..., None], 1.0), 0.0)

@@ -1,4 +1,4 @@
-"""How far a student's distribution over the density bins is from its teacher's, in blocks of positions."""
+"""The divergence of a student's distribution over the density bins from its teacher's, in blocks of positions."""
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,12 @@ def teacher_divergence(
     temperature: float,
     block_positions: int,
 ) -> jax.Array:
-    """Kullback-Leibler divergence of the student from the teacher, nats, float32 scalar: the mean over sequences of the
-    mean over a sequence's density positions, as for the loss of the data; a sequence without any counts 0; the hidden
-    state at position p predicts `tokens[p + 1]`, int [batch, position]. The teacher's `top_k` bins, and those as
-    probable as the last of them, are told apart; the others are one mass in both distributions. Both logits are divided
-    by `temperature`. The gradient is by the student alone. Never more than the logits of `block_positions` positions of
-    both exist, also for the gradient."""
+    """Kullback-Leibler divergence of the student from the teacher, in nats, a float32 scalar. It is the mean over
+    sequences of the mean over a sequence's density positions, as in the loss on the data; a sequence without density
+    positions counts as 0. The hidden state at position p predicts `tokens[p + 1]`, int [batch, position]. The teacher's
+    `top_k` bins, and any as probable as the last of them, are compared one by one; the other bins are summed into one.
+    All logits are divided by `temperature`. Only the student gets a gradient. The logits of at most `block_positions`
+    positions of each model exist at once, in the backward pass too."""
     start, end = target.density_start, target.density_end
     hidden, t_hidden = (plain(each.hidden, ("batch", "position", "embed")) for each in (student, teacher))
     head, t_head = (plain(each.head, ("vocab", "embed")).astype(each.hidden.dtype) for each in (student, teacher))
@@ -47,7 +47,7 @@ def teacher_divergence(
 
     @jax.checkpoint
     def one(index: jax.Array, hidden: jax.Array, head: jax.Array) -> jax.Array:
-        # The last block ends with the sequence; what it shares with the block before has weight 0 in it.
+        # The last block ends with the sequence. Positions that it shares with the block before get weight 0 in it.
         at = jnp.minimum(index * block, positions - block)
         fresh = at + jnp.arange(block) >= index * block
         logits, t_logits = (
@@ -64,8 +64,8 @@ def teacher_divergence(
 
 
 def divergence(logits: jax.Array, teacher: jax.Array, top_k: int) -> jax.Array:
-    """sum_k p_k log(p_k / q_k), with p of the teacher's logits and q of the others, float32 [..., K] to [...]; beyond
-    the teacher's `top_k` bins the others are one term of the sum."""
+    """sum_k p_k log(p_k / q_k), with p from the teacher's logits and q from `logits`, float32 [..., K] to [...]. All
+    bins beyond the teacher's `top_k` form one term of the sum."""
     log_q, log_p = jax.nn.log_softmax(logits), jax.nn.log_softmax(teacher)
     p = jnp.exp(log_p)
     if top_k >= teacher.shape[-1]:

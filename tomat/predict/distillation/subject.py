@@ -1,4 +1,4 @@
-"""A distillation, from teacher and folder in few bits to the folder that it becomes: codes as they were trained."""
+"""A distillation: loads the teacher and the folder of the student, and writes the folder with the trained codes."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ from tomat.train.step import DensityLossFunction, Subject, mean_metrics
 
 
 class StudentAndTeacher(eqx.Module):
-    """What the trainer holds of a distillation."""
+    """The model that the trainer holds in a distillation."""
 
     student: TrainedArrays
     teacher: LmHeadModel | None
@@ -48,12 +48,12 @@ class DistillationLoss:
     config: TrainConfig
     distillation: DistillationConfig
     data: DensityLossFunction
-    """The loss of the data, and what the model is told of them."""
+    """The loss on the data, which also says how both models read a batch."""
 
     def __call__(
         self, model: StudentAndTeacher, example: TokenExample, *, key: PRNGKeyArray | None = None
     ) -> tuple[jax.Array, dict[str, Metric]]:
-        """Loss of one (micro)batch, a float32 scalar, and metrics. Without a key both read every row whole."""
+        """Loss of one (micro)batch, a float32 scalar, and metrics. Without a key both models read every row whole."""
         settings, data = self.distillation, self.data
         tokens, unread, key = data.read(example.tokens, key)
         student = stacked_model(model.student.values(), self.config)
@@ -81,7 +81,7 @@ def settings_of(config: TrainConfig) -> DistillationConfig:
 
 
 def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
-    """Load the folder in few bits and the teacher."""
+    """Load the student's folder and the teacher."""
     settings = settings_of(config)
     stored = read_student(config)
     said = f"teacher: {settings.teacher}, student: {settings.quantised} ({stored.weights})"
@@ -90,8 +90,8 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
     _check_teacher(config, datasets, teacher)
     arrays = named_arrays(teacher.model)
     teacher_sha256 = arrays_sha256(arrays)
-    # The teacher's matrices, where the student is that teacher in few bits: numbers near the end of a code's interval
-    # change their code soonest, and these say which.
+    # Where the student is this teacher quantised, training starts at the teacher's own matrices. They tell which
+    # numbers lie near the end of a code's interval, and so change their code soonest.
     before = arrays if stored.quantised_from == teacher_sha256 else {}
     student = TrainedArrays.of(stored.stored, before, lambda name: is_trained(settings, name, stored))
     if not student.numbers:
@@ -114,7 +114,7 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
 
 
 def read_student(config: TrainConfig) -> StoredWeights:
-    """The folder that a distillation began with."""
+    """The folder of quantised weights that a distillation starts from."""
     folder = Path(settings_of(config).quantised)
     if not is_weights_folder(folder):
         raise TomatError(f"distillation.quantised is {folder}, which has no {WEIGHTS_FILE}; make it: `tomat compress`.")
@@ -132,7 +132,7 @@ def is_trained(settings: DistillationConfig, name: str, stored: StoredWeights) -
 
 
 def _check_teacher(config: TrainConfig, datasets: Datasets, teacher: LoadedRun) -> None:
-    """Refuse a teacher whose distributions are over other ids, or that reads something else."""
+    """Refuse a teacher that predicts other ids than the student, or reads other inputs."""
     place, theirs = settings_of(config).teacher, teacher.config
     read = environment_of(theirs.model)
     given = environment_of(config.model) if read is not None else None  # a student may read what its teacher does not
@@ -156,7 +156,7 @@ def _check_teacher(config: TrainConfig, datasets: Datasets, teacher: LoadedRun) 
 def write_distilled(
     run_dir: Path, output: Path, step: int | None = None, licence: str | None = None, for_hub: bool = False
 ) -> tuple[WrittenWeights, int]:
-    """Write the weights of a run with `distillation` as a folder that predicts, packed as trained; the step too."""
+    """Write a run with `distillation` as a folder that predicts, packed as trained; returns the sizes and the step."""
     config = recorded_config(run_dir / CONFIG_FILE)
     settings = settings_of(config)
     begun_with = read_student(config)

@@ -1,1 +1,1 @@
-"""How good a trained model is: metrics, baselines, the teacher-forced diagnostic and its picture."""
+"""Evaluation of a trained model: metrics, baselines, teacher-forced and free-running errors, and pictures."""

@@ -1,4 +1,4 @@
-"""Two densities of one crystal: how far they are apart."""
+"""The difference of two densities of one crystal."""
 
 from dataclasses import dataclass, replace
 
@@ -9,9 +9,9 @@ from tomat.data.density.grid import DensityGrid
 from tomat.predict.evaluation.metrics import nmae
 
 SAME_LATTICE = 1e-3
-"""Of the longest vector that two lattices may differ by: files round to six decimals, relaxations move more."""
+"""Share of the longest vector that equal lattices may differ by: files round to six decimals, relaxations move more."""
 SAME_PLACE_A = 0.05
-"""Of an atom. Files round to six decimals of a side; a shift of this size is that of another structure."""
+"""Largest distance of an atom's two places. Files round to six decimals of a side; other structures differ by more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,16 +21,16 @@ class Comparison:
     reference: DensityGrid
     other: DensityGrid
     refined: bool
-    """Their grids differed: both were interpolated, by their Fourier series, to the finer side along each axis."""
+    """Whether the grids differed. If so, both were interpolated by Fourier series to the finer side along each axis."""
 
     @property
     def nmae(self) -> float:
-        """Integral of |difference| over that of the reference, a fraction."""
+        """Integral of |difference| divided by the integral of the reference, as a fraction."""
         return nmae(self.other.rho, self.reference.rho)
 
     @property
     def scaled_nmae(self) -> float:
-        """The same once the other is scaled to the electrons of the reference: what is left is the form."""
+        """The NMAE after `other` is scaled to the electrons of the reference, which leaves the error in shape."""
         factor = self.reference.electron_count / self.other.electron_count
         return nmae(self.other.rho.astype(np.float64) * factor, self.reference.rho)
 
@@ -48,7 +48,7 @@ def compare_densities(reference: DensityGrid, other: DensityGrid) -> Comparison:
     if reference.grid_shape == other.grid_shape:
         return Comparison(reference, other, False)
     shape = tuple(max(sides) for sides in zip(reference.grid_shape, other.grid_shape, strict=True))
-    # Only the values are compared: the other's may be of a lattice that was rounded.
+    # Only the values are compared. The other lattice may be a rounded one, so the reference's is used.
     other = replace(other, lattice=reference.lattice).refined(shape, clip_negative=True)
     return Comparison(reference.refined(shape, clip_negative=True), other, True)
 

@@ -1,7 +1,7 @@
-"""Free-running evaluation: whole cells from their structures alone, as a user would have them.
+"""Free-running evaluation: whole cells are predicted from their structures alone, as for a user.
 
-The predictor is given lattice, atoms and the grid's sides; what it learnt of valences says the electrons. The true
-density is read afterwards, to be compared with.
+The predictor is given the lattice, the atoms and the grid's sides. The valences that it learnt give the electron count.
+The true density is used only afterwards, for the comparison.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,8 @@ FREE_RUNNING = "free-running, whole cell, structure only"
 """Stands beside the figures: nothing of the true density was read."""
 
 SHELL_EDGES_A = (0.5, 1.25, 2.0, 4.0)
-"""Of the shells around atoms in which an error lies: the core, the bond (most of a covalent crystal's error),
-between the atoms, the tails, and the vacuum, where nothing but the sum of atoms is."""
+"""Outer radii of the shells around atoms by which an error is divided: the core, the bond (most of a covalent crystal's
+error), between the atoms, the tails, and beyond the last the vacuum, which holds no more than the sum of atoms."""
 
 COLUMNS = (
     ("model", "free_running_nmae"),
@@ -44,30 +44,30 @@ class FreeRunningMaterial:
     seconds: float
     electrons_before: float
     electrons: float | None
-    """Sum of the valences, to which it was scaled; None: the training set does not settle them, nothing is scaled."""
+    """Sum of the valences, to which the density was scaled; None: the valences are not known, and nothing is scaled."""
     free_running_nmae: float
     promolecule_nmae: float
-    """Of the sum of atoms, scaled to the same count."""
+    """NMAE of the sum of atoms, scaled to the same count."""
     constant_nmae: float
-    """Of the same count spread evenly."""
+    """NMAE of the same count spread evenly over the cell."""
     codec_floor_nmae: float
-    """Of the true density rounded to the codec."""
+    """NMAE of the true density rounded to the codec."""
     spread_share: float | None = None
-    """Integral of the standard deviation over samples, over that of the density; None of a single sample."""
+    """Integral of the standard deviation over samples, divided by that of the density; None for a single sample."""
     spread_rank_correlation: float | None = None
-    """Spearman's, over the cell's voxels, between that deviation and the error of the mean."""
+    """Spearman's correlation, over the cell's voxels, between that deviation and the error of the mean."""
     compound: str = ""
     flags: tuple[str, ...] = ()
-    """Where the cell or its prediction is outside of what was trained on, in words (`Prediction.flags`)."""
+    """Where the cell or its prediction lies outside the training data, in words (`Prediction.flags`)."""
     nmae_by_distance: tuple[float, ...] = ()
-    """The parts of the model's NMAE, which they sum to, by each voxel's distance from the nearest atom: up to each of
-    `SHELL_EDGES_A`, and beyond the last."""
+    """The model's NMAE split by each voxel's distance from the nearest atom: a part for each shell that ends at one of
+    `SHELL_EDGES_A`, and one beyond the last. The parts sum to the NMAE."""
     far_electrons: float = 0.0
-    """Predicted beyond the last of `SHELL_EDGES_A` from every atom."""
+    """Electrons predicted farther than the last of `SHELL_EDGES_A` from every atom."""
     far_reference_electrons: float = 0.0
-    """There of the true density."""
+    """Electrons of the true density there."""
     group: str = ""
-    """Of the embedded set; empty of other densities."""
+    """Group of the embedded set; empty for other densities."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class FreeRunningResult(Evaluation):
 
     @property
     def spread_says(self) -> dict[str, float] | None:
-        """How well the spread over samples says the error: Spearman's rank correlation over the voxels of a cell (the
-        median cell) and over the cells, and the error over what a Gaussian of that deviation has, its mean absolute
-        value sqrt(2 / pi) sigma (1: the spread is as large as the error). None of single samples."""
+        """How well the spread over samples predicts the error: Spearman's rank correlation over the voxels of a cell
+        (median over cells) and over the cells, and the error divided by sqrt(2 / pi) sigma, the mean absolute value of
+        a Gaussian with that deviation (median; 1: the spread is as large as the error). None for single samples."""
         if self.materials[0].spread_share is None:
             return None
         errors = np.array([m.free_running_nmae for m in self.materials])
@@ -96,7 +96,7 @@ class FreeRunningResult(Evaluation):
         }
 
     def by_group(self) -> dict[str, tuple["FreeRunningMaterial", ...]]:
-        """The materials of each group, in the order met; empty where they have none."""
+        """The materials of each group, in the order of first appearance; empty if no material has a group."""
         names = dict.fromkeys(each.group for each in self.materials if each.group)
         return {name: tuple(each for each in self.materials if each.group == name) for name in names}
 
@@ -119,7 +119,7 @@ class FreeRunningResult(Evaluation):
         return np.mean([each.nmae_by_distance for each in self.materials], axis=0)
 
     def summary(self) -> str:
-        """The model beside the sum of atoms, and what is flagged, in sentences."""
+        """The model beside the sum of atoms, and the flagged materials, in sentences."""
         atoms = self.spread("promolecule_nmae")
         better = sum(m.free_running_nmae < m.promolecule_nmae for m in self.materials)
         words = (
@@ -165,7 +165,7 @@ def evaluate_free_running(
     on_material: Callable[[FreeRunningMaterial], None] | None = None,
     on_patches: Callable[[int, int], None] | None = None,
 ) -> FreeRunningResult:
-    """Predict each material from its structure, and compare; `groups`: of materials, by id, to be told apart."""
+    """Predict each material from its structure and compare it with its true density. `groups` maps ids to groups."""
     if not material_ids:
         raise TomatError("no material to evaluate; choose a split or input that has at least one.")
     found: list[FreeRunningMaterial] = []
@@ -175,7 +175,7 @@ def evaluate_free_running(
         learnt = predictor.valences
         settled = learnt is not None and set(crystal.atomic_numbers.tolist()) <= set(learnt)
         electrons = electron_count(crystal, None, learnt)[0] if settled else None
-        # Nothing is refused: how far off it is will be seen.
+        # Nothing is refused, because the comparison shows how wrong a prediction is.
         words = {"electrons": electrons, "accept": tuple(ACCEPTABLE), "on_patches": on_patches}
         prediction = predictor.predict(crystal, shape, **words)
         atoms, _ = normalised(predictor.promolecule.density(crystal, shape), crystal, electrons)

@@ -1,6 +1,6 @@
 """Figures of merit for electron densities, their spread over materials, and paired comparisons.
 
-Every density is in e/Å³. Sums are taken in float64 whatever the input, because a cell has 10^6 voxels and the errors
+Every density is in e/Å³. Sums are computed in float64 whatever the input, because a cell has 10^6 voxels and the errors
 that matter are below 1 % of the sum.
 """
 
@@ -17,7 +17,7 @@ BOOTSTRAP_SAMPLES = 10_000
 
 
 def _flat_pair(values: np.ndarray, reference: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray, float]:
-    """Both arrays as flat float64, and `sum |reference|`; refuses what has no meaning as a ratio."""
+    """Both arrays as flat float64, and `sum |reference|`; refuses inputs for which the ratio has no meaning."""
     if values.shape != reference.shape:
         said = f"{what} has shape {values.shape} and the reference density {reference.shape}"
         raise TomatError(f"{said}; they must hold the same voxels. Evaluate both on the same patches.")
@@ -35,8 +35,8 @@ def _flat_pair(values: np.ndarray, reference: np.ndarray, what: str) -> tuple[np
 def nmae(predicted: np.ndarray, reference: np.ndarray) -> float:
     """Normalised mean absolute error, `sum |predicted - reference| / sum |reference|`, as a fraction.
 
-    Both arrays are densities of the same shape, in e/Å³. This is the error of DeepDFT (arXiv 2112.09692) and
-    ChargE3Net (arXiv 2312.05388), there quoted in per cent.
+    Both arrays are densities of the same shape, in e/Å³. This is the error that DeepDFT (arXiv 2112.09692) and
+    ChargE3Net (arXiv 2312.05388) quote in per cent.
     """
     flat, flat_reference, total = _flat_pair(predicted, reference, "the predicted density")
     return float(np.abs(flat - flat_reference).sum() / total)
@@ -45,8 +45,8 @@ def nmae(predicted: np.ndarray, reference: np.ndarray) -> float:
 def nemd(expected_absolute_error: np.ndarray, reference: np.ndarray) -> float:
     """Normalised earth mover's distance, `sum E_{v~p} |v - reference| / sum |reference|`, as a fraction.
 
-    `expected_absolute_error` is the expectation of each voxel over the predicted distribution, in e/Å³, shape of
-    `reference`. No decoder is involved. Against a point mass the 1-Wasserstein distance is exactly this expectation.
+    `expected_absolute_error` holds the expectation for each voxel over the predicted distribution, in e/Å³, in the
+    shape of `reference`. No decoder is involved. The 1-Wasserstein distance to a point mass is just this expectation.
     """
     flat, _, total = _flat_pair(expected_absolute_error, reference, "the expected absolute error")
     return float(flat.sum() / total)
@@ -54,7 +54,7 @@ def nemd(expected_absolute_error: np.ndarray, reference: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over the materials of a split: one number alone hides that materials differ."""
+    """The distribution of a figure over the materials of a split, which one number alone would hide."""
 
     materials: int
     median: float
@@ -73,12 +73,12 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 MOST_COMPOUNDS = 8
-"""Named with their figures in a headline; of more, the worst."""
+"""Most compounds that a headline names with their figures. If there are more, it names the worst ones."""
 
 
 def headline(rows: Sequence[tuple[str, str, float]]) -> str:
-    """An NMAE over materials and by compound, in words: a median hides the compounds that are worst, and ten strains of
-    one crystal are no ten crystals. Of each its id, its compound (empty: not known) and its NMAE as a fraction."""
+    """The NMAE over materials and by compound, in words: a median hides the worst compounds, and ten strained cells of
+    one crystal are not ten crystals. A row has an id, a compound (empty: not known) and an NMAE as a fraction."""
     over = spread([value for *_, value in rows])
     worst_id, _, worst = max(rows, key=lambda row: row[2])
     words = (
@@ -110,19 +110,19 @@ class PairedComparison:
     first_better: int
     second_better: int
     sign_test_p_value: float
-    """Two-sided sign test, ties left out: the chance of so uneven a split if neither were better."""
+    """Two-sided sign test without ties: the probability of a split at least this uneven if neither were better."""
 
     @property
     def decided(self) -> bool:
-        """Whether the 95 % interval of the mean difference leaves out zero."""
+        """Whether the 95 % interval of the mean difference excludes zero."""
         return self.mean_difference_ci95_low > 0 or self.mean_difference_ci95_high < 0
 
 
 def compare_paired(first: Mapping[str, float], second: Mapping[str, float]) -> PairedComparison:
     """Compare two figures per material, e.g. the NMAE of two checkpoints, by their differences.
 
-    Materials differ far more from each other than checkpoints do, so unpaired means of a few hundred materials move by
-    more than the effect sought. The interval is a percentile bootstrap over materials (Efron and Tibshirani, 1993).
+    Materials differ far more than checkpoints do, so unpaired means over a few hundred materials vary by more than the
+    effect that is sought. The interval is a percentile bootstrap over materials (Efron and Tibshirani, 1993).
     """
     if first.keys() != second.keys():
         lonely = sorted(first.keys() ^ second.keys())

@@ -1,14 +1,14 @@
 """Which voxels of a held-out cell are evaluated: random patches, or a tiling that counts every voxel once.
 
-Where a patch is larger than the cell it wraps round and holds voxels again; the model has then read their density
-already, and a copy counts for nothing.
+A patch that is larger than the cell wraps round and repeats voxels. The model has then already read their density, so
+the copies are not counted.
 
 A patch carries its tokens (what the model reads) beside the **unquantised** reference density of the same voxels (what
-the answer is held against), so the codec's own rounding is part of every figure and is reported apart as its floor.
+the answer is compared with). So the codec's rounding is part of every figure, and is also reported alone as its floor.
 
-A teacher-forced model is given the true neighbours of every voxel, so its error says little until it stands beside what
-those neighbours alone give away. Each baseline sees the same patch, in the same order (C order, z fastest): it reads
-true values **as the codec decodes them** and its answer is **rounded to the codec**, as any answer of the model is.
+A teacher-forced model reads the true neighbours of every voxel, so its error means little without the error of
+baselines that read the same neighbours. Each baseline sees the same patch, in the same order (C order, z fastest): it
+reads true values **as the codec decodes them** and its answer is **rounded to the codec**, as the model's answer is.
 """
 
 import hashlib
@@ -37,19 +37,19 @@ class EvaluationPatches:
     tokens: np.ndarray
     """uint16 [patch, position]: the sequences, cut to what the model reads."""
     density_start: int
-    """Position of the first density token, the same in every row: the preamble's length follows from the material."""
+    """Position of the first density token. It is the same in every row, as the material sets the preamble's length."""
     reference: np.ndarray
     """float32 [patch, px, py, pz], e/Å³: the true density, not rounded to the codec."""
     true_bins: np.ndarray
     """uint16 [patch, voxel]: density ids of the patch in C order, also where `counted` is False."""
     counted: np.ndarray
-    """bool [patch, voxel]: the voxels that enter every figure, of the model and of the baselines alike."""
+    """bool [patch, voxel]: the voxels that every figure is computed over, for the model and the baselines alike."""
     voxel_volume_a3: float
     crystal: Crystal
     grid_shape: tuple[int, int, int]
     anchors: np.ndarray
     codec: CellCodec
-    """At the voxels of `reference`."""
+    """The codec at the voxels of `reference`."""
 
     def atoms(self, environment: "AtomsRead") -> "list[PatchAtoms]":
         from tomat.model.nearby_atoms import Room, atoms_of_patch, filled
@@ -69,16 +69,16 @@ class EvaluationPatches:
 
     @property
     def visible(self) -> np.ndarray:
-        """float32 [patch, px, py, pz], e/Å³: the true density as the tokens hold it."""
+        """float32 [patch, px, py, pz], e/Å³: the true density, rounded as the tokens hold it."""
         return self.codec.decode(self.true_bins.reshape(self.reference.shape), decoder="median")
 
 
 def random_anchors(material_id: str, grid_shape: Sequence[int], count: int, seed: int) -> np.ndarray:
-    """`count` anchors of a material, int64 [count, 3], uniform over its voxels, without replacement where it has that
-    many.
+    """`count` anchors of a material, int64 [count, 3], uniform over its voxels; without replacement if it has at least
+    `count` voxels.
 
-    Philox keyed by SHA-256 of seed and material: a material keeps its patches whatever else is evaluated, on any
-    machine, and they are unrelated to the anchors drawn for training.
+    The generator is Philox keyed by SHA-256 of seed and material. A material's patches are therefore the same on any
+    machine and whatever else is evaluated, and unrelated to the anchors drawn for training.
     """
     digest = hashlib.sha256(f"evaluation anchors:{seed}:{material_id}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
@@ -88,7 +88,7 @@ def random_anchors(material_id: str, grid_shape: Sequence[int], count: int, seed
 
 
 def inside_cell(anchors: np.ndarray, grid_shape: Sequence[int], patch_shape: Sequence[int]) -> np.ndarray:
-    """bool [tile, voxel]: whether a tile's voxel lies in the cell without wrapping round (C order)."""
+    """bool [tile, voxel]: whether a voxel of a tile lies in the cell without wrapping round (C order)."""
     x, y, z = (anchors[:, axis, None] + np.arange(patch_shape[axis]) < grid_shape[axis] for axis in range(3))
     return (x[:, :, None, None] & y[:, None, :, None] & z[:, None, None, :]).reshape(len(anchors), -1)
 
@@ -102,8 +102,8 @@ def make_patches(
     seq_len: int | None = None,
     tiling: bool = False,
 ) -> EvaluationPatches:
-    """Tokenise patches of a material, at anchors int [patch, 3], and keep the true density of the same voxels. Voxels
-    beyond `seq_len` (None: the layout's context) are not counted, and of a tiling each voxel of the cell once."""
+    """Tokenise the patches of a material at anchors, int [patch, 3], and keep the true density of the same voxels.
+    Voxels beyond `seq_len` (None: the layout's context) are not counted. A tiling counts each voxel once."""
     check_codec(codec)
     patch_shape = check_encodable(grid, layout, codec)
     n_voxels = prod(patch_shape)
@@ -120,7 +120,7 @@ def make_patches(
         )
     counted = np.zeros((len(anchors), n_voxels), dtype=bool)
     counted[:, :reached] = True
-    # Of a random patch all is counted that it has not held before, which is what fits into a cell from its origin.
+    # A random patch counts each voxel once: only offsets within the patch that are below the cell's sides are counted.
     counted &= inside_cell(anchors if tiling else np.zeros((1, 3)), grid.grid_shape, patch_shape)
     return EvaluationPatches(
         tokens=np.ascontiguousarray(rows[:, :length]),
@@ -137,7 +137,7 @@ def make_patches(
 
 
 def check_codec(codec: DensityCodec) -> None:
-    """Refuse what teacher-forced evaluation has no meaning for."""
+    """Refuse a codec for which teacher-forced evaluation has no meaning."""
     if codec.tokens_per_voxel != 1:
         said = f"the codec has {codec.tokens_per_voxel} tokens a voxel; a teacher-forced evaluation needs one"
         raise TomatError(f"{said}, whose distribution is over densities. Evaluate a model with a Lloyd-Max codec.")
@@ -145,12 +145,12 @@ def check_codec(codec: DensityCodec) -> None:
 
 
 def constant_median(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
-    """The same density for every voxel: the median of those evaluated does best of all constants in absolute error."""
+    """The same density for every voxel. The median of the evaluated voxels is the constant of least absolute error."""
     return np.full(patches.shape, constant_e_per_a3, dtype=np.float32)
 
 
 def copy_previous(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
-    """The value of the token before, in C order inside the patch; of the first voxel the constant."""
+    """The value of the voxel before, in C order inside the patch; the constant for the first voxel."""
     flat = patches.reshape(patches.shape[0], -1).astype(np.float32)
     return np.insert(flat[:, :-1], 0, constant_e_per_a3, axis=1).reshape(patches.shape)
 
@@ -159,8 +159,8 @@ def lorenzo(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
     """Lorenzo extrapolation from the 7 earlier corners of each voxel's unit cube (Ibarria et al., 2003).
 
     `f(x-1) + f(y-1) + f(z-1) - f(x-1,y-1) - f(x-1,z-1) - f(y-1,z-1) + f(x-1,y-1,z-1)`: exact wherever the mixed third
-    difference vanishes. Terms outside the patch count as zero, which on the three faces leaves the planar rule `f(y-1)
-    + f(z-1) - f(y-1,z-1)`, and on the edges the previous voxel. Negative answers become zero.
+    difference vanishes. Terms outside the patch count as zero. On the three faces this leaves the planar rule, such as
+    `f(y-1) + f(z-1) - f(y-1,z-1)`, and on the edges the previous voxel. Negative answers become zero.
     """
     padded = np.pad(patches.astype(np.float64), ((0, 0), (1, 0), (1, 0), (1, 0)))
     now, before = slice(1, None), slice(None, -1)
@@ -178,6 +178,6 @@ def lorenzo(patches: np.ndarray, constant_e_per_a3: float) -> np.ndarray:
 
 
 def predict_baselines(visible: np.ndarray, codec: CellCodec, constant_e_per_a3: float) -> dict[str, np.ndarray]:
-    """Every baseline by name, on the codec's values, of patches as the codec decodes them, [patch, px, py, pz]."""
+    """Every baseline by name, rounded to the codec, from patches as the codec decodes them, [patch, px, py, pz]."""
     predictors = {"lorenzo": lorenzo, "copy_previous": copy_previous, "constant_median": constant_median}
     return {name: codec.rounded(predict(visible, constant_e_per_a3)) for name, predict in predictors.items()}

@@ -1,4 +1,4 @@
-"""One plane of a held-out density: reference, what the model says of it, and their difference."""
+"""Pictures of one plane of a density: the reference, the prediction, and their difference."""
 
 import os
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # JAX and Levanter are needed to compute a plane, not to draw
     from tomat.predict.evaluation.teacher_forced import TeacherForcedEvaluator
 
 METADATA = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-"""Of each format, what would differ from one drawing to the next."""
+"""The metadata of each format that would differ from one drawing to the next; None leaves an entry out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +37,10 @@ class DensityPlane:
     """float32 [nx, ny], e/Å³; None: the reference is drawn alone."""
     panel: str = "teacher-forced"
     label: str = LABEL
-    """What kind of answer it is, in full."""
+    """Says in full what kind of prediction is shown."""
     reference_panel: str = "reference (DFT)"
     difference_panel: str = ""
-    """Heads the difference; empty: `panel` minus reference."""
+    """Heading of the difference; empty: `panel` minus reference."""
 
     @property
     def reference(self) -> np.ndarray:
@@ -49,7 +49,7 @@ class DensityPlane:
 
 
 def teacher_forced_plane(evaluator: "TeacherForcedEvaluator", model: "LmHeadModel", grid: DensityGrid) -> DensityPlane:
-    """Tile a slab of patches so that the most structured plane is the middle of each; keep that."""
+    """Predict the most structured plane: a slab of patches is tiled so that the plane is the middle of each patch."""
     chosen = most_structured_plane(grid)
     nx, ny, nz = (int(side) for side in grid.grid_shape)
     px, py, pz = check_encodable(grid, evaluator.layout, evaluator.codec)
@@ -77,14 +77,14 @@ def predicted_plane(predicted: np.ndarray, truth: DensityGrid) -> DensityPlane:
 
 
 def compared_plane(reference: DensityGrid, other: DensityGrid) -> DensityPlane:
-    """The most structured plane of two densities on one grid."""
+    """The plane of two densities on one grid in which the reference is most structured."""
     chosen, names = most_structured_plane(reference), (other.material_id, reference.material_id)
     label = f"{names[0]} against {names[1]}"
     return DensityPlane(reference, chosen, other.rho[:, :, chosen], names[0], label, names[1], "difference")
 
 
 def _panels(plane: DensityPlane) -> list[tuple[str, np.ndarray, "Normalize", str, str]]:
-    """Heading, values, colour scale and its name, label of each."""
+    """Heading, values, colour scale, name of the colour map, and label of each panel."""
     from matplotlib.colors import Normalize, PowerNorm
 
     shown = [(plane.reference_panel, plane.reference)]
@@ -104,8 +104,8 @@ def _panels(plane: DensityPlane) -> list[tuple[str, np.ndarray, "Normalize", str
 def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
     """Draw a plane to a PNG, SVG or PDF file, the same bytes for the same plane.
 
-    Densities share one square-root colour scale, since they span decades between core and bond; the difference has a
-    linear one, symmetric about zero. The plane is drawn in the crystal's own angle, in A.
+    Densities share one square-root colour scale, since they span decades between core and bond. The difference has a
+    linear one, symmetric about zero. The plane is drawn with the crystal's own angle between a and b, in A.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -148,5 +148,5 @@ def draw_plane(plane: DensityPlane, path: str | os.PathLike[str]) -> Path:
 
 
 def draw_density(grid: DensityGrid, path: str | os.PathLike[str]) -> Path:
-    """Draw the most structured plane of one density; as `draw_plane`."""
+    """Draw the most structured plane of one density, as `draw_plane` does."""
     return draw_plane(DensityPlane(grid, most_structured_plane(grid), reference_panel=""), path)

@@ -1,4 +1,4 @@
-"""What an evaluation found: per material, over materials, as JSON and as a table."""
+"""Results of an evaluation: per material, over materials, as JSON and as a table."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ UNITS = {
 }
 
 MOST_SHOWN = 20
-"""Materials of a table on the terminal."""
+"""Most materials that a table shows on the terminal."""
 
 COLUMNS = (
     ("model median", "teacher_forced_nmae_median"),
@@ -54,7 +54,7 @@ class Evaluation:
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Headings and figures of the table, the model's NMAE first."""
+        """The table's columns, each as a heading and the name of a figure. The model's NMAE comes first."""
         raise NotImplementedError
 
     def headline(self) -> str:
@@ -62,7 +62,7 @@ class Evaluation:
         return headline([(each.material_id, each.compound, getattr(each, name)) for each in self.materials])
 
     def table(self, most: int | None = None) -> Table:
-        """Shares in per cent, and seconds: of each material, or of the first `most`, and over all."""
+        """Fractions in per cent, and seconds: a row for each material, or the first `most`, and mean and median."""
         shown = [Column("material")]
         names = [name for _, name in self.columns]
         for heading, name in self.columns:
@@ -89,11 +89,11 @@ class MaterialResult:
     teacher_forced_nemd: float
     teacher_forced_cross_entropy_nats: float
     teacher_forced_charge_relative_error: float
-    """Of the median decoder."""
+    """With the median decoder."""
     teacher_forced_charge_e: float
     reference_charge_e: float
     codec_floor_nmae: float
-    """Of the reference rounded to the codec: what a perfect model would have with the median decoder."""
+    """NMAE of the reference rounded to the codec, which a perfect model would have with the median decoder."""
     lorenzo_nmae: float
     copy_previous_nmae: float
     constant_median_nmae: float
@@ -101,7 +101,7 @@ class MaterialResult:
 
 
 FIGURES = tuple(f.name for f in fields(MaterialResult) if f.type is float and not f.name.endswith("_charge_e"))
-"""The figures whose spread over materials means something; electrons scale with the cell."""
+"""The figures whose spread over materials is meaningful. Electrons are left out, because they scale with the cell."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class TeacherForcedResult(Evaluation):
 
     @classmethod
     def from_dict(cls, values: Any, origin: str | Path) -> "TeacherForcedResult":
-        """The inverse of `to_dict`; what else the mapping holds is for other readers."""
+        """The inverse of `to_dict`. Other keys of the mapping are ignored."""
         if mapping(values).get("label") != LABEL:
             raise TomatError(f"{origin} is not a report of `tomat eval --json`; give one that is.")
         read = {key: values[key] for key in ("settings", "materials") if key in values}
@@ -149,7 +149,7 @@ class TeacherForcedResult(Evaluation):
         return compare_paired(self.figure("teacher_forced_nmae_median"), other.figure("teacher_forced_nmae_median"))
 
     def summary(self) -> str:
-        """How far the model is from what needs no model, in sentences."""
+        """The model's error beside Lorenzo extrapolation, which needs no model, in sentences."""
         lorenzo, paired = self.spread("lorenzo_nmae"), self.against_lorenzo()
         averaged = "The weights are averaged ones. " if self.settings.get("weights") == "averaged" else ""
         return (
@@ -161,8 +161,8 @@ class TeacherForcedResult(Evaluation):
 
 
 class PartialResults:
-    """The finished materials of an evaluation that has not ended, so that a stopped one goes on where it was: JSON
-    lines, first the settings, then a material a line. A file of other settings is started afresh."""
+    """The finished materials of an evaluation, so that a stopped one continues where it was. The file holds JSON lines:
+    first the settings, then one material a line. A file with other settings is started afresh."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
@@ -175,7 +175,7 @@ class PartialResults:
         for place, row in enumerate(rows[:-1] if first == header else (), start=2):
             result = typed_text(row, MaterialResult, f"{path}, line {place},", remedy, extra_keys=False)
             self.done[result.material_id] = result
-        # Written anew, because a killed process may have left half a line at the end.
+        # The file is rewritten, because a killed process may have left half a line at the end.
         write_text(path, "".join([header + "\n", *map(_line, self.done.values())]))
 
     def add(self, result: MaterialResult) -> None:

@@ -1,7 +1,7 @@
-"""Teacher-forced evaluation: the model reads the true tokens of a held-out patch and says each next one.
+"""Teacher-forced evaluation: the model reads the true tokens of a held-out patch and predicts each next one.
 
-It measures what next-token training optimises, and nothing more: 0.91 % teacher-forced stood beside 386 % free-running
-for the same weights. So every result carries its label and the baselines that read the same true neighbours.
+It measures what next-token training optimises, and nothing more: the same weights had 0.91 % teacher-forced and 386 %
+free-running. So every result carries its label and the baselines that read the same true neighbours.
 """
 
 import contextlib
@@ -49,15 +49,15 @@ class TeacherForcedConfig:
     whole_cell: bool = False
     """Tile each cell instead, counting every voxel once."""
     seed: int = 0
-    """Seeds the anchors, with the material's id."""
+    """Seeds the anchors, together with the material's id."""
     batch_size: int = 8
-    """Sequences a forward pass; a multiple of the number of devices on the data axis."""
+    """Sequences per forward pass; a multiple of the number of devices on the data axis."""
     block_voxels: int = 64
     """Voxels of each patch whose logits exist at once: 8 x 64 x 16,384 bins in float32 are 34 MB."""
 
 
 class DecodedVoxels[A](NamedTuple):
-    """What a predicted distribution over bins says of each voxel; all of one shape, JAX's or NumPy's."""
+    """What is decoded from the predicted distribution over bins of each voxel: JAX or NumPy arrays of one shape."""
 
     median_bin: A
     """int32: the smallest bin with a cumulative probability of at least 1/2, which minimises the expected error."""
@@ -66,8 +66,8 @@ class DecodedVoxels[A](NamedTuple):
     mean_e_per_a3: A
     """float32: expectation over the codec's means."""
     emd_e_per_a3: A
-    """float32: `E_{v~p} |v - rho_ref|` over the codec's medians, against the unquantised reference. On the device both
-    are of what the codec has bins of (`CellCodec.values`)."""
+    """float32: `E_{v~p} |v - rho_ref|` over the codec's medians, against the unquantised reference. On the device, mean
+    and EMD are in the quantity that the codec has bins of (`CellCodec.values`): a density, or a ratio."""
     cross_entropy_nats: A
     """float32: -log p of the true bin."""
 
@@ -92,7 +92,7 @@ def decode_logits(
 
 @contextlib.contextmanager
 def evaluator_of(run: LoadedRun, config: TeacherForcedConfig) -> Iterator[tuple["TeacherForcedEvaluator", LmHeadModel]]:
-    """An evaluator of a run, its batch a multiple of the devices, and its model, on the trainer's mesh."""
+    """An evaluator for a run, with a batch that is a multiple of the devices, and its model, on the trainer's mesh."""
     trainer = run.config.trainer_config()
     sequences = -(-config.batch_size // trainer.data_axis_size) * trainer.data_axis_size
     of_run = run.codec, run.config.data.sequence_layout, replace(config, batch_size=sequences)
@@ -103,8 +103,8 @@ def evaluator_of(run: LoadedRun, config: TeacherForcedConfig) -> Iterator[tuple[
 
 
 class TeacherForcedEvaluator:
-    """Evaluates models with the codec, of one token a voxel in e/Å³, and the layout of a run; with an axis
-    mapping within the model's mesh; cast to the compute type of the policy, if there is one."""
+    """Evaluates models with the layout and the codec of a run. The codec has one token a voxel, in e/Å³. Use an axis
+    mapping within the model's mesh. A policy, if given, casts the model to its compute type."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class TeacherForcedEvaluator:
         self._tables = tables
 
     def sampling(self, model: LmHeadModel) -> dict[str, Any]:
-        """What decides which voxels are evaluated and in which bins: part of a result's settings."""
+        """The settings that decide which voxels are evaluated, and in which bins. A result records them."""
         return {
             "layout": self.layout.name,
             "codec_sha256": self.codec.sha256,
@@ -157,7 +157,7 @@ class TeacherForcedEvaluator:
         materials: Sequence[EvaluationPatches],
         on_sequences: Callable[[int, int], None] | None = None,
     ) -> list[DecodedVoxels[np.ndarray]]:
-        """What the model says of the patches of several materials, batched together; arrays [patch, px, py, pz]."""
+        """The model's predictions for patches of several materials, batched together; arrays [patch, px, py, pz]."""
         expected = DENSITY_START + self.codec.n_density_tokens
         if model.Vocab.size < expected:
             said = f"the model has {model.Vocab.size:,} ids and the codec needs {expected:,}"
@@ -175,7 +175,7 @@ class TeacherForcedEvaluator:
         for patches in materials:
             rows, shape = slice(row, row + patches.n_patches), patches.reference.shape
             own = DecodedVoxels(*(leaf[rows, : patches.true_bins.shape[1]].reshape(shape) for leaf in whole))
-            if (scale := patches.codec.scale) is not None:  # of a relative codec they are of ratios
+            if (scale := patches.codec.scale) is not None:  # with a relative codec, both are ratios
                 mean, emd = patches.codec.density(own.mean_e_per_a3), scale * own.emd_e_per_a3
                 own = own._replace(mean_e_per_a3=mean, emd_e_per_a3=emd)
             predictions.append(own)
@@ -185,7 +185,7 @@ class TeacherForcedEvaluator:
     def _batches(
         self, materials: Sequence[EvaluationPatches], environment: AtomsRead | None
     ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        """Batches of one shape, each with the number of sequences before it; smaller patches end in zeros."""
+        """Batches of one shape, each with the number of sequences before it. Smaller patches are padded with zeros."""
 
         def filled(rows: np.ndarray) -> np.ndarray:
             flat = rows.reshape(len(rows), -1)
@@ -213,7 +213,7 @@ class TeacherForcedEvaluator:
         on_material: Callable[[MaterialResult], None] | None = None,
         on_sequences: Callable[[int, int], None] | None = None,
     ) -> TeacherForcedResult:
-        """Evaluate `model` on materials, a few at a time; those that are `done`, of these settings, are not loaded."""
+        """Evaluate `model` on materials, a few at a time. Those in `done`, with the same settings, are not loaded."""
         if not material_ids:
             raise TomatError("no material to evaluate; choose a split or input that has at least one.")
         done = done or {}
@@ -243,7 +243,7 @@ class TeacherForcedEvaluator:
 
 
 def measure(material_id: str, patches: EvaluationPatches, predictions: DecodedVoxels[np.ndarray]) -> MaterialResult:
-    """Figures of a material, of model and baselines, over the counted voxels, whose median is the constant."""
+    """Figures of model and baselines for a material, over its counted voxels. Their median is the constant baseline."""
     counted = patches.counted.reshape(patches.reference.shape)
     reference, codec = patches.reference[counted], patches.codec.at(counted)
     median, mode = (codec.decode(bins[counted]) for bins in (predictions.median_bin, predictions.mode_bin))
@@ -274,7 +274,7 @@ def measure(material_id: str, patches: EvaluationPatches, predictions: DecodedVo
         raise TomatError(f"material {material_id}: {error}") from error
 
 
-# One compiled function for all evaluators, so that a hook, or a second evaluation of the same shapes, compiles nothing.
+# All evaluators share one compiled function, so a hook, or a second evaluation of the same shapes, compiles nothing.
 @eqx.filter_jit
 def _decode_batch(
     model: LmHeadModel,
@@ -286,7 +286,7 @@ def _decode_batch(
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy | None,
 ) -> DecodedVoxels[Array]:
-    """Forward pass and decoding of one batch, of NumPy arrays, which JAX takes as the same on every host."""
+    """Forward pass and decoding of one batch. The batch holds NumPy arrays, which JAX takes as equal on every host."""
     if policy is not None:
         model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
@@ -296,7 +296,7 @@ def _decode_batch(
 
 
 def _on_host(array: Array) -> np.ndarray:
-    """The whole array on every host, also where its shards lie on several."""
+    """The whole array on every host, even if its shards lie on several hosts."""
     if array.is_fully_addressable:
         return np.asarray(array)
     from jax.experimental.multihost_utils import process_allgather

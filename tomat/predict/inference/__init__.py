@@ -1,1 +1,1 @@
-"""From a structure to a density: predictors, the structures they read, the files they leave."""
+"""From a structure to a density: predictors, the structures they read, the files they write."""

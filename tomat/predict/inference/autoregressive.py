@@ -1,7 +1,7 @@
-"""One voxel of a patch after another, each told those before it: a dense cache of keys and values, one compiled scan.
+"""Autoregressive decoding, one voxel of a patch after another, with a dense cache of keys and values in one scan.
 
-The whole sequence, whose density is not known yet, goes through the model once: that fills the cache for the preamble.
-Then every step embeds the id before, with what its position knows of the atoms, and writes one position of the cache.
+First the whole sequence, without its density, passes through the model once, which fills the cache for the preamble.
+Each step then embeds the previous id and the sums over atoms at its position, and writes one position of the cache.
 The sums over atoms and the head with its prior are computed before the first step.
 """
 
@@ -38,7 +38,7 @@ def require_cache(model: LmHeadModel) -> DensityDecoder:
 
 
 def kept_bytes(config: TrainConfig, patches: int, kv_cache_dtype: KvCacheDtype) -> int:
-    """Bytes of the keys and values of all layers that decoding keeps of so many patches, from their shapes."""
+    """Bytes of the cached keys and values of all layers for `patches` patches, from their shapes."""
     model = cast(DensityDecoderConfig, config.model_config())
     compute = config.trainer_config().mp.compute_dtype
     each = kv_cache_bytes(model.attention_config(), patches, config.seq_len, compute, kv_cache_dtype)
@@ -46,13 +46,13 @@ def kept_bytes(config: TrainConfig, patches: int, kv_cache_dtype: KvCacheDtype) 
 
 
 class CachedModel(eqx.Module):
-    """A model, and what of it does not change from voxel to voxel, for one batch of patches."""
+    """A model, with the arrays that stay the same from voxel to voxel, for one batch of patches."""
 
     model: DensityDecoder
     head: NamedArray
-    """[bin, embed]: rows of the density ids; with the prior's columns where there is a prior."""
+    """[bin, embed]: rows of the density ids, with the prior's columns where there is a prior."""
     sums: Sums | None
-    """Of all positions; None without environment."""
+    """The sums over atoms at all positions; None without environment."""
     tables: EnvironmentTables | None = eqx.field(static=True)
     kv_cache_dtype: KvCacheDtype = eqx.field(static=True)
 
@@ -65,7 +65,7 @@ class CachedModel(eqx.Module):
         kv_cache_dtype: KvCacheDtype = "compute",
     ) -> "CachedModel":
         plain = require_cache(model)
-        # Gathered once, where training has its parameters split over devices: not at each step.
+        # Parameters that training shards over devices are gathered once here, not at each step.
         whole = hax.shard(eqx.tree_at(lambda m: m.transformer, plain, plain.transformer.unrolled()))
         head = plain.get_lm_head()[plain.Vocab.name, slice(DENSITY_START, DENSITY_START + n_bins)]
         sums = None
@@ -77,23 +77,23 @@ class CachedModel(eqx.Module):
         return CachedModel(whole, hax.shard(head), sums, tables, kv_cache_dtype)
 
     def filled(self, tokens: jax.Array) -> list[KvCache]:
-        """The cache after one pass over whole sequences, int [batch, position]: right wherever ids are known."""
+        """The cache after one pass over whole sequences, int [batch, position]. It is right wherever ids are known."""
         return self._whole(tokens)[2]
 
     def logits(self, ids: jax.Array, position: jax.Array, caches: Sequence[KvCache]) -> tuple[jax.Array, list[KvCache]]:
-        """float32 [batch, bin], of the density bins after the ids, int [batch], at a position; and the cache."""
+        """Logits of the density bins after `ids`, int [batch], at `position`: float32 [batch, bin]; and the cache."""
         sums = _at(self.sums, position)
         x, added = self._embedded(_named(ids[:, None]), sums)
         x, caches = self.model.transformer.decode_kept(x, caches, position)
         return self._read(x, added, sums), caches
 
     def logits_without_cache(self, tokens: jax.Array, position: jax.Array) -> jax.Array:
-        """As `logits`, by a pass over whole sequences, int [batch, position]: what the cache saves."""
+        """As `logits`, but by a pass over whole sequences, int [batch, position], which the cache saves."""
         x, added, _ = self._whole(tokens)
         return self._read(_at(x, position), _at(added, position), _at(self.sums, position))
 
     def _whole(self, tokens: jax.Array) -> tuple[NamedArray, Embedding | None, list[KvCache]]:
-        """Last hidden states, the environment's part of what the layers read, and the cache, of whole sequences."""
+        """For whole sequences: last hidden states, the environment's part of the embedding, and the cache."""
         named = _named(tokens)
         x, added = self._embedded(named, self.sums)
         config, Batch = self.model.config, named.resolve_axis("batch")
@@ -109,7 +109,7 @@ class CachedModel(eqx.Module):
         return jnp.einsum("be,ke->bk", hidden, head, preferred_element_type=jnp.float32)
 
     def _embedded(self, ids: NamedArray, sums: Sums | None) -> tuple[NamedArray, Embedding | None]:
-        """What the layers read, and the environment's part of it."""
+        """The embedding that the layers read, and the environment's part of it."""
         x, environment = self.model.embeddings.embed(ids), self.model.environment
         if environment is None or sums is None or self.tables is None:
             return hax.auto_sharded(x), None
@@ -123,8 +123,8 @@ def _named(ids: jax.Array) -> NamedArray:
 
 
 def _at[T](tree: T, position: jax.Array) -> T:
-    """One position of everything in it."""
-    start = cast(int, position)  # haliax says int and takes what is traced
+    """Every array of a tree at one position."""
+    start = cast(int, position)  # haliax declares int, but takes a traced value
     return jax.tree.map(
         lambda x: x["position", hax.ds(start, 1)], tree, is_leaf=lambda leaf: isinstance(leaf, NamedArray)
     )
@@ -144,17 +144,17 @@ def decode_autoregressive(
     policy: jmp.Policy,
     kv_cache_dtype: KvCacheDtype = "compute",
 ) -> tuple[jax.Array, jax.Array]:
-    """A bin, int32 [batch, voxel], for every voxel of a batch of patches, one after another, and its value of `values`,
-    the codec's means in e/Å³, of a relative codec ratios. The batch is that of `CellPatches.arrays`, with int32 [batch]
-    `patch` and `sample`, which decide with the seed what is drawn. All sequences begin their density at one position,
-    as those of one structure."""
+    """Choose the bins of a batch of patches, one voxel after another: bins, int32 [batch, voxel], and their `values`,
+    the codec's means in e/Å³ (ratios for a relative codec). `batch` holds `CellPatches.arrays`, and int32 [batch]
+    `patch` and `sample`, which together with the seed decide the draws. The density must begin at the same position in
+    all sequences, as it does for one structure."""
     model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
         arrays = {name: jnp.asarray(array) for name, array in batch.items()}
         tokens = _named(arrays["tokens"]).array
         cached = CachedModel.of(model, arrays, tables, len(values), kv_cache_dtype)
         keys = sequence_keys(jnp.asarray(seed), arrays["patch"], arrays["sample"])
-        # A scalar, not a constant: another structure with another preamble runs the same program.
+        # The start is computed, not a constant, so structures with another preamble run the same program.
         start = jnp.argmax(tokens[0] == DENSITY_BLOCK_START).astype(jnp.int32)
 
         def step(carry: tuple[jax.Array, list[KvCache]], voxel: jax.Array):

@@ -1,6 +1,6 @@
-"""The patches of a cell in batches that fit into memory; the parallel decoder, all voxels of a patch in one forward
-pass of a model that is told the atoms and no density; the speculative one, which goes on until each voxel agrees with
-those before it; and the bin that is chosen of a distribution."""
+"""Decoding the patches of a cell, in batches that fit into memory. The parallel decoder predicts all voxels of a patch
+in one forward pass, of a model that reads the atoms and no density. The speculative decoder repeats such passes until
+each voxel agrees with those before it. The choice of a bin from a distribution is here too."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,34 +32,34 @@ from tomat.predict.inference.trained import LoadedRun
 from tomat.train.settings.config import TrainConfig
 
 MOST_SEQUENCES: Mapping[DecoderName, int] = {"parallel": 16, "autoregressive": 256, "speculative": 16}
-"""Sequences of one device at a time, if there is memory for them: one pass over 16 patches keeps any chip busy, a step
-of one token each does not with fewer than hundreds."""
+"""Most sequences on a device at a time, if memory allows. One pass over 16 patches keeps any chip busy; a step of one
+token per sequence needs hundreds of sequences."""
 SHARE = 0.9
-"""Of what is free that a program may take: fragmentation, and on CPUs other processes."""
+"""Share of the free memory that a program may take. The rest is for fragmentation, and on CPUs for other processes."""
 FILLED_SHARE = 0.8
-"""Of the sequences that a batch has decoded at the end, those that half of it has: above that it is not halved."""
+"""A batch is halved if that leaves at most this share of the sequences to decode, copies that fill up included."""
 BLOCK_VOXELS = 128
 """Voxels of each patch whose logits exist at once."""
 BINS_PER_GROUP = 128
-"""A quantile is sought in two steps, group then bin, so that no running sum over all K bins is formed; 128 is a TPU
-vector lane count, and close to the square root of 16,384, where both steps cost the same."""
+"""A quantile is searched in two steps, group then bin, so that no running sum over all K bins is formed. 128 is a TPU's
+number of vector lanes, and the square root of 16,384, for which both steps cost the same."""
 
 
 @dataclass(frozen=True, eq=False)
 class CellPatches:
-    """Patches that tile a cell, as a model reads them that is told no density."""
+    """Patches that tile a cell, as a model reads them without any density."""
 
     anchors: np.ndarray
-    """int [patch, 3]: first voxel of each."""
+    """int [patch, 3]: the first voxel of each patch."""
     patch_shape: PatchShape
     grid_shape: tuple[int, int, int]
     codec: CellCodec
-    """At the voxels of the cell."""
+    """The codec at the voxels of the cell."""
     arrays: dict[str, np.ndarray]
     """`tokens` int32 [patch, position], and the arrays of `stacked_atoms` for a model with `environment`."""
 
     def assembled(self, values: np.ndarray) -> np.ndarray:
-        """The cell from the values of its patches, float [patch, voxel]; what reaches past the cell is left out."""
+        """The cell from the values of its patches, float [patch, voxel]. Voxels beyond its sides are left out."""
         cell = np.zeros(self.grid_shape, values.dtype)
         boxes = values.reshape(len(self.anchors), *self.patch_shape)
         for anchor, box in zip(self.anchors, boxes, strict=True):
@@ -73,7 +73,7 @@ def cell_patches(run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, i
     layout, environment = run.config.data.sequence_layout, environment_of(run.config.model)
     patch_shape = layout.patch_shape(len(crystal.atomic_numbers))
     anchors = tiling_anchors(grid_shape, patch_shape)
-    # The rows are encoded from an empty cell: nothing but the structure can be in them.
+    # The rows are encoded from an empty cell, so they can hold nothing but the structure.
     atoms = crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, crystal.name
     empty = DensityGrid(np.zeros(grid_shape, np.float32), *atoms)
     codec = cell_codec(run.codec, empty)
@@ -93,22 +93,22 @@ def atoms_near(
     grid_shape: tuple[int, int, int],
     patch_shape: PatchShape,
 ) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], Room]:
-    """`atoms_of_patch` of each patch, and the room that they are given."""
+    """`atoms_of_patch` for each patch, and the room (array sizes) that holds the atoms of any of them."""
     reach_a = environment.basis.cutoff_a
     near = [atoms_of_patch(crystal, anchor, grid_shape, patch_shape, reach_a) for anchor in anchors]
-    # A structure that is denser than any trained, or of more elements, gets room of its own.
+    # A structure that is denser than the training structures, or has more elements, gets larger arrays.
     return near, Room.of(environment).enlarged(numbers for numbers, *_ in near)
 
 
 def batches(arrays: dict[str, np.ndarray], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Batches of one size, each with its number of real rows; the last is filled up with its last row."""
+    """Batches of one size, each with its number of real rows. The last one is filled up with copies of its last row."""
     for start in range(0, len(arrays["tokens"]), size):
         rest = {name: array[start:] for name, array in arrays.items()}
         yield min(size, len(rest["tokens"])), first_rows(rest, size)
 
 
 def first_rows(arrays: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
-    """The first rows, filled up with the last one."""
+    """The first `size` rows; if there are fewer, copies of the last row fill them up."""
     rows = np.minimum(np.arange(size), len(arrays["tokens"]) - 1)
     return {name: array[rows] for name, array in arrays.items()}
 
@@ -124,9 +124,9 @@ def decode_parallel(
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy,
 ) -> jax.Array:
-    """Expected value of every voxel of a batch of `CellPatches.arrays`, float32 [batch, voxel], from the codec's means,
-    `values`: densities in e/Å³, or of a relative codec ratios. Each round after the first reads the most probable
-    densities of the one before."""
+    """Expected value of every voxel of a batch of `CellPatches.arrays`, float32 [batch, voxel]. `values` holds the
+    codec's means: densities in e/Å³, or ratios for a relative codec. Each round after the first reads the most probable
+    densities of the round before."""
     model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
         ids, places, read = whole_passes(model, batch, tables, len(values), n_voxels, BLOCK_VOXELS)
@@ -153,10 +153,10 @@ def decode_speculative(
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy,
 ) -> tuple[jax.Array, jax.Array]:
-    """The bins and values that `decode_autoregressive` finds, of whole passes instead of single voxels: each pass reads
-    the bins of the one before, the first none, until a pass changes none. Then every voxel has the bin that is chosen
-    after those before it. At least one voxel more is final after each pass (Song et al. 2021, arXiv:2002.03629); a
-    decoder that is told the atoms has 40 to 90 (`docs/tracking/prediction-demo.md`)."""
+    """The bins and values of `decode_autoregressive`, by passes over whole patches instead of single voxels. The first
+    pass reads no bins, and each later pass reads the bins of the pass before. When a pass changes no bin, every voxel
+    has the bin that is chosen after the voxels before it. Each pass makes at least one more voxel final (Song et al.
+    2021, arXiv:2002.03629); with a decoder that reads the atoms it is 40 to 90 (`docs/tracking/prediction-demo.md`)."""
     model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
         empty, places, read = whole_passes(model, batch, tables, len(values), n_voxels, BLOCK_VOXELS)
@@ -174,7 +174,7 @@ def decode_speculative(
             return found, jnp.any(found != bins), passes + 1
 
         first = read(empty, choose, numbers), jnp.ones((), bool), jnp.zeros((), jnp.int32)
-        # As many passes as voxels make all of them final, whatever a sum of another order does to a tie.
+        # As many passes as voxels make every voxel final, even where another order of summation changes a tie.
         bins, *_ = jax.lax.while_loop(lambda state: state[1] & (state[2] < n_voxels), again, first)
         return bins, jnp.asarray(values)[bins]
 
@@ -187,9 +187,9 @@ def whole_passes(
     n_voxels: int,
     block_voxels: int,
 ) -> tuple[jax.Array, jax.Array, Callable[..., Any]]:
-    """Ids of a batch of patches, int [batch, position]; the positions that tell of its voxels, int [batch, voxel], the
-    last position of voxels beyond it; and a forward pass over ids, with what is made of its logits and of further
-    arrays, as `of_voxels` takes them."""
+    """Ids of a batch of patches, int [batch, position]; the positions whose logits predict its voxels, int
+    [batch, voxel], the last position for voxels beyond the sequence; and a function `read(ids, function, *more)` that
+    runs a forward pass over ids and applies `function` to the logits and to `more` arrays, as `of_voxels` does."""
     n_sequences, length = batch["tokens"].shape
     axes = Axis("batch", n_sequences), Axis("position", length)
     empty = jnp.asarray(batch["tokens"])
@@ -215,9 +215,9 @@ def of_voxels[T](
     *more: jax.Array,
     block_voxels: int,
 ) -> T:
-    """What `function` makes, in arrays [B, V], of the logits of voxels, float32 [B, V, K], and of `more` arrays [B, V].
-    It is called with `block_voxels` voxels of each patch at a time, the last of them again where they do not fill it.
-    Hidden states are [B, T, E], the rows of the head [K, E]; `places`, int [B, V], are the positions to read."""
+    """Apply `function` to the logits of voxels, float32 [B, V, K], and to `more` arrays [B, V]; it gives arrays [B, V].
+    It is called with `block_voxels` voxels of each patch at a time. The last voxel is repeated to fill the last block.
+    `hidden` is [B, T, E], `head` the rows of the head [K, E]; `places`, int [B, V], are the positions to read."""
     n_voxels = places.shape[1]
     block = min(block_voxels, n_voxels)
     n_blocks = -(-n_voxels // block)
@@ -237,13 +237,13 @@ def of_voxels[T](
 
 
 def can_predict(run: LoadedRun) -> bool:
-    """Whether the model of a run was trained to predict from a structure alone."""
+    """Whether a run's model was trained to predict from a structure alone."""
     config = run.config
     return is_field(config.model) or (environment_of(config.model) is not None and config.density_dropout > 0)
 
 
 def check_decoder(config: TrainConfig, decoder: DecoderName, rounds: int = 1) -> None:
-    """Refuse a decoder that a run of this configuration is not trained for, and `rounds` that it cannot have."""
+    """Refuse a decoder that a run of this configuration is not trained for, and `rounds` that make no sense for it."""
     run, dropout = f"run '{config.run_name}'", config.density_dropout
     if is_field(config.model):
         if decoder != "parallel":
@@ -263,9 +263,9 @@ def check_decoder(config: TrainConfig, decoder: DecoderName, rounds: int = 1) ->
 
 
 def sequences_to_try(decoder: DecoderName, n_rows: int, devices: int) -> int:
-    """Sequences at a time, of all devices, that a search for what fits begins with: powers of two of at least the
-    fewest, so that structures share programs. The last batch is filled up with copies: where that is a fifth of the
-    work or more, half as many (343 patches on 16 devices: 3 batches of 8 on each, not 2 of 16)."""
+    """Sequences at a time, over all devices, with which the search for what fits into memory begins. The number on a
+    device is a power of two, so that structures share programs. The last batch is filled up with copies; if halving
+    saves a fifth of the work or more, it is halved (343 patches on 16 devices: 3 batches of 8 on each, not 2 of 16)."""
     fewest, most = min(MOST_SEQUENCES.values()), MOST_SEQUENCES[decoder]
     each = fewest
     while each < most and each * devices < n_rows:
@@ -280,7 +280,7 @@ def sequences_to_try(decoder: DecoderName, n_rows: int, devices: int) -> int:
 
 
 def free_bytes() -> int:
-    """Memory that is free on the fullest device here; of CPU devices, each its part of the machine's."""
+    """Bytes free on the fullest local device. For CPU devices, an equal part of the machine's available memory."""
     devices = jax.local_devices()
     stats = [device.memory_stats() for device in devices]
     if devices[0].platform == "cpu" or not all(stats):
@@ -289,8 +289,8 @@ def free_bytes() -> int:
 
 
 def largest_batch(lower: Callable[[int], Any], most: int, least: int, free: int) -> tuple[int, Callable, int]:
-    """Halve a batch of `most` sequences, `least` times a power of two, until its program fits into the bytes that are
-    free on a device: sequences, the compiled program, and the bytes that it takes beside what is there already."""
+    """Halve a batch of `most` sequences (`least` times a power of two) until its program fits into `free` bytes on a
+    device. Returns the sequences, the compiled program, and the bytes that it takes beside those already in use."""
     size = most
     while True:
         compiled = lower(size).compile()
@@ -309,8 +309,8 @@ def largest_batch(lower: Callable[[int], Any], most: int, least: int, free: int)
 
 
 def quantile_bin(weights: jax.Array, share: float | jax.Array) -> jax.Array:
-    """Smallest bin, int32 [...], whose cumulative weight reaches a share, above 0 and up to 1, of the total of weights,
-    float32 [..., K], not negative and not all zero. Within float32's rounding a bin beside it may be returned."""
+    """Smallest bin, int32 [...], whose cumulative weight reaches `share`, above 0 and up to 1, of the total. `weights`
+    is float32 [..., K], not negative and not all zero. Float32 rounding may return a neighbouring bin."""
     n_bins = weights.shape[-1]
     padding = -n_bins % BINS_PER_GROUP
     padded = jnp.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, padding)])
@@ -320,14 +320,14 @@ def quantile_bin(weights: jax.Array, share: float | jax.Array) -> jax.Array:
     group = jnp.sum(group_ends < wanted, axis=-1, keepdims=True)
     before = jnp.where(group > 0, jnp.take_along_axis(group_ends, jnp.maximum(group - 1, 0), axis=-1), 0.0)
     inner = jnp.take_along_axis(groups, group[..., None], axis=-2)[..., 0, :]
-    # Rounding may leave the last sum of the group short of the group's own end; the true answer is then its last bin.
+    # Rounding may leave the group's last running sum below the group's end. The true answer is then its last bin.
     inside = jnp.minimum(jnp.sum(before + jnp.cumsum(inner, axis=-1) < wanted, axis=-1), BINS_PER_GROUP - 1)
     return jnp.minimum(group[..., 0] * BINS_PER_GROUP + inside, n_bins - 1).astype(jnp.int32)
 
 
 def sequence_keys(seed: jax.Array, patches: jax.Array, samples: jax.Array) -> jax.Array:
-    """A random key for each sequence, by its own numbers, int [batch], whatever batch it is in."""
-    # By name: another default of JAX (rbg) draws other numbers in other batches.
+    """A random key for each sequence, from its patch and sample numbers, int [batch], whatever batch it is in."""
+    # The implementation is named because another default of JAX (rbg) draws other numbers in other batches.
     key = jax.random.key(seed, impl="threefry2x32")
     return jax.vmap(lambda patch, sample: jax.random.fold_in(jax.random.fold_in(key, patch), sample))(patches, samples)
 
@@ -335,8 +335,8 @@ def sequence_keys(seed: jax.Array, patches: jax.Array, samples: jax.Array) -> ja
 def chosen_bins(
     logits: jax.Array, kind: ChoiceKind, temperature: jax.Array, keys: jax.Array, voxel: jax.Array
 ) -> jax.Array:
-    """The bin, int32 [batch], of voxel number `voxel` of each sequence, whose logits are float32 [batch, K]; the
-    temperature, and keys of `sequence_keys`, are of `sampled` alone."""
+    """The bin, int32 [batch], of voxel number `voxel` of each sequence, from its logits, float32 [batch, K]. Only
+    `sampled` uses the temperature and the keys (`sequence_keys`)."""
     if kind == "greedy":
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if kind == "median":

@@ -1,4 +1,4 @@
-"""Whole cells by a field model: boxes of voxels, each with the atoms near it, in memory and time linear in voxels."""
+"""Whole cells by a field model: boxes of voxels, each with the atoms near it. Memory and time are linear in voxels."""
 
 from math import prod
 from typing import cast
@@ -20,18 +20,18 @@ from tomat.predict.inference.interface import OnPatches
 from tomat.predict.inference.trained import LoadedRun
 
 BOX = (4, 4, 2)
-"""Voxels of a box along each side, at most: `GROUP_POSITIONS` in all."""
+"""Most voxels of a box along each side: `GROUP_POSITIONS` in all."""
 BOXES = 128
-"""Of a device at a time: 4,096 voxels."""
+"""Boxes on a device at a time: 4,096 voxels."""
 ROOM_STEP = 32
-"""Atoms near a box are filled up to a multiple of this, so that cells share compiled programs."""
+"""The arrays of atoms near a box are padded to a multiple of this, so that cells share compiled programs."""
 
 
 def cell_density(
     run: LoadedRun, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The density on a grid of the cell, float32 `[nx, ny, nz]`, e/Å³, as the model gives it; and the standard
-    deviation over its members, None of a single one."""
+    deviation over the members of its ensemble, None for a single member."""
     config, tables = cast(FieldConfig, run.config.model), cast(EnvironmentTables, run.tables)
     trainer = run.config.trainer_config()
     boxes = Boxes(crystal, grid_shape, config.basis.cutoff_a)
@@ -58,7 +58,7 @@ def densities_of_boxes(
     axis_mapping: ResourceMapping | None,
     policy: jmp.Policy,
 ) -> tuple[jax.Array, jax.Array]:
-    """The mean of the members at each place, and how far they deviate from it."""
+    """The mean of the members at each place, and their standard deviation."""
     model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
         members, _ = model.densities(hax.shard(cast(ScatteredAtoms, named_atoms(batch))), tables)
@@ -87,13 +87,13 @@ class Boxes:
         return prod(self._shape)
 
     def room(self) -> Room:
-        """For the atoms near the box that has most."""
+        """The room for the atoms near the box that has most of them."""
         each = (self.batch(start, 1)[1]["numbers"].shape[-1] for start in range(0, len(self), BOXES))
         return Room(max(each), self._elements)
 
     def batch(self, start: int, devices: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """`BOXES` boxes for each device, from box `start` on, the last again where there are no more: their voxels, int
-        [box, voxel], flat in the grid, -1 for one that is there already; and the arrays of `ScatteredAtoms`."""
+        """`BOXES` boxes for each device, from box `start` on; the last box is repeated where there are no more. Returns
+        their voxels, int [box, voxel], as flat indices (-1 for repeated ones), and the arrays of `ScatteredAtoms`."""
         asked = start + np.arange(BOXES * devices)
         index = np.unravel_index(np.minimum(asked, len(self) - 1), self._shape)
         x, y, z = (each[i] for each, i in zip(self._sides, index, strict=True))

@@ -1,4 +1,4 @@
-"""Predictions of many structures into a folder: one output and one line each, resumable, one bad one by itself."""
+"""Predicts many structures into a folder: an output and a line for each. A call that was stopped can be resumed."""
 
 import contextlib
 import dataclasses
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 LINES_FILE = "predictions.jsonl"
 AGAIN = "Run `tomat predict` into the folder again."
 SPREAD_SUFFIX = ".spread.cube"
-"""Ends the name of the file with the standard deviation over samples, where there are several."""
+"""End of the name of the file with the standard deviation over samples, if there are several."""
 
 FileName = Annotated[str, Meta(pattern=r"^[^/\\\x00]+$")]
 
@@ -62,7 +62,7 @@ class _Flag(TypedDict):
 
 @dataclass(frozen=True)
 class _Failed:
-    """A line of `predictions.jsonl` of a structure that could not be predicted."""
+    """The line in `predictions.jsonl` of a structure that could not be predicted."""
 
     name: str
     structure: str
@@ -71,7 +71,7 @@ class _Failed:
 
 @dataclass(frozen=True)
 class _Predicted:
-    """One of a structure that was, as far as it is read again."""
+    """The line of a structure that was predicted: the keys that are read again."""
 
     name: str
     structure: str
@@ -95,7 +95,7 @@ class _Predicted:
 
 
 NEEDED = {"formula", "grid", "seconds", "electrons_before", "electrons", "electrons_from", "flags", "output_bytes"}
-"""Of a line that a structure is passed over for."""
+"""Keys that the line of a predicted structure must have for the structure to be skipped."""
 
 Line = dict[str, Any]
 
@@ -106,26 +106,26 @@ class Settings:
     grid: GridChoice
     form: str = "chgcar"
     valences: Mapping[int, float] | None = None
-    """Valence electrons by atomic number, before those that the predictor learnt."""
+    """Valence electrons by atomic number. They take precedence over those that the predictor learnt."""
     augmentation_from: str | None = None
     """A CHGCAR of the same atoms, whose augmentation occupancies are copied."""
     vectors_from: str | None = None
-    """For `qe`: a `charge-density.dat` of the same cell, or a folder that holds `NAME.save/charge-density.dat` for each
-    structure."""
+    """For the format `qe`: a `charge-density.dat` of the same cell, or a folder that holds
+    `NAME.save/charge-density.dat` for each structure."""
     rules: ReadRules = DEFAULT_RULES
     accept: tuple[str, ...] = ()
-    """Of `interface.ACCEPTABLE`; how a file is read is in `rules`."""
+    """Refusals to lift, from `interface.ACCEPTABLE`. How a file is read is in `rules`."""
     recorded: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings, kept in each line: decoder, samples, seed."""
+    """Further settings that each line records: decoder, samples, seed."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     lines: list[Line]
-    """Of every structure; of a failed one with the key `error`."""
+    """The line of every structure; that of a failed one has the key `error`."""
     skipped: list[str]
     ignored: dict[str, str]
-    """Files of folders that turned out to hold no structure, and why."""
+    """Files in folders that turned out to hold no structure, each with the reason."""
 
     @property
     def failed(self) -> list[Line]:
@@ -143,11 +143,11 @@ def predict_structures(
 ) -> Outcome:
     """Predict each structure, write its density and its line.
 
-    All are read and checked, and those that are done, of the same structure and settings, recognised and skipped,
-    before the first is predicted. One that cannot be predicted gets a line with `error`, and is tried again by the next
-    call. However the process ends, each output is whole or absent; where the folder cannot be written (OutputError),
-    what was done until then stays. `on_start` is told of each structure before it is read, and again before it is
-    predicted; `on_line` of each line, and whether it was there before.
+    Before the first prediction, all structures are read and checked, and those that are done with the same structure
+    and settings are skipped. A structure that cannot be predicted gets a line with `error`; the next call tries it
+    again. However the process ends, each output is whole or absent. If the folder cannot be written (OutputError), the
+    outputs so far stay. `on_start` is called with each structure before it is read, and again before it is predicted;
+    `on_line` with each line, and whether it was there before.
     """
     augmentation = None
     if settings.augmentation_from is not None:
@@ -174,7 +174,7 @@ def predict_structures(
             on_line(line, there_before)
 
         def failing_alone[T](index: int, file: StructureFile, step: Callable[[], T]) -> T | None:
-            """One step of one structure; None if it fails, of which there is a line then."""
+            """Run one step of one structure; None if it fails. A line then records the failure."""
             on_start(file)
             try:
                 return step()
@@ -199,7 +199,7 @@ def predict_structures(
             elif found is not None:
                 keep(index, found, there_before=True)
         if missing:
-            predictor.load()  # a model or a decoder that is refused is no structure's fault
+            predictor.load()  # outside of `failing_alone`: no structure is to blame for a refused model or decoder
         for index, todo in missing.items():
             step = partial(_predict, predictor, todo, settings, augmentation, on_patches)
             line = failing_alone(index, files[index], step)
@@ -210,14 +210,14 @@ def predict_structures(
 
 @dataclass(frozen=True, eq=False)
 class _Todo:
-    """A structure that was read and found good."""
+    """A structure that was read and passed all checks."""
 
     crystal: Crystal
     notes: list[str]
-    """What its reader said."""
+    """The messages of its reader."""
     vectors: "ReciprocalList | None"
     line: Line
-    """What is known before the prediction."""
+    """The part of its line that is known before the prediction."""
 
 
 def _looked_at(
@@ -227,7 +227,7 @@ def _looked_at(
     augmentation: "Augmentation | None",
     before: Line | None,
 ) -> _Todo | Line:
-    """All that can be known of a structure before it is predicted; or the line of before, if it is done."""
+    """Read and check a structure before it is predicted. Returns the line `before` if the structure is done."""
     target = settings.output / f"{file.name}{FORMATS[settings.form]}"
     for given in (file.path, settings.augmentation_from, settings.grid.like):
         if given is not None and target.exists() and os.path.samefile(target, given):
@@ -293,7 +293,7 @@ def _predict(
     started = time.monotonic()
     asked_for = {"grid": str(asked["grid_from"]), "electrons": str(asked["electrons_from"])}
     metadata = {**predictor.made_by, **asked_for, "predictor": predictor.identity, **settings.recorded}
-    # Before the density, by which a structure is known to be done.
+    # The spread is written before the density, because the density marks a structure as done.
     target = settings.output / asked["output"]
     spread = settings.output / f"{asked['name']}{SPREAD_SUFFIX}"
     if prediction.spread is not None:
@@ -319,7 +319,7 @@ def _predict(
         "output_sha256": content_sha256(target),
     }
     if prediction.spread is not None:
-        # Integral of the standard deviation over samples, over that of the density.
+        # Integral of the standard deviation over samples, divided by that of the density.
         line["spread_share"] = float(prediction.spread.sum(dtype=np.float64) / prediction.rho.sum(dtype=np.float64))
         line["spread_output"] = spread.name
         line["spread_sha256"] = content_sha256(spread)
@@ -327,7 +327,7 @@ def _predict(
 
 
 def _is_whole(output: Path, line: Line) -> bool:
-    """Whether what a line says was written lies there as written; older lines have only a size."""
+    """Whether the outputs that a line names still have the size and hash it records; older lines have only a size."""
     target = output / line["output"]
     if line["output_bytes"] != size_bytes(target):
         return False
@@ -337,8 +337,8 @@ def _is_whole(output: Path, line: Line) -> bool:
 
 @contextlib.contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    """Make the output folder if it is not there, and lock it for this process. Unfinished outputs are removed twice:
-    those of a killed process at the start, and at the end one that Ctrl-C left before the block that removes it."""
+    """Make the output folder if it is missing, and lock it for this process. Unfinished outputs are removed twice: at
+    the start those of a killed process, and at the end one that Ctrl-C left before its own clean-up began."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         folder = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
@@ -366,14 +366,14 @@ def read_line(text: str, origin: str) -> Line:
 
 
 def _read_lines(path: Path) -> dict[str, Line]:
-    """The last line of each structure. What else the file holds, such as a line that was cut off, is taken out."""
+    """The last line of each structure. Everything else, such as a line that was cut off, is removed from the file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     except OSError as error:
         raise OutputError(f"cannot read {path}: {first_line(error)}") from error
     lines: dict[str, Line] = {}
     for each in text.splitlines():
-        # What a damaged line says is predicted again.
+        # A structure with a damaged line is predicted again.
         with contextlib.suppress(TomatError):
             line = read_line(each, str(path))
             if "error" in line or line.keys() >= NEEDED and None not in (line[key] for key in NEEDED):

@@ -1,5 +1,5 @@
-"""A predictor, from a structure to its density: what is asked is checked, or chosen as the training had it, and the
-answer scaled and flagged. What may be wrong is refused, or flagged, by the command and the Python API alike."""
+"""The interface of predictors, from a structure to its density. A request is checked, and what it leaves open is chosen
+as in the training. The answer is scaled and flagged. The command and the Python API refuse and flag the same things."""
 
 import math
 import operator
@@ -32,39 +32,39 @@ if TYPE_CHECKING:
     from pymatgen.core import Structure
 
 SPACING_A = 0.065
-"""Where neither a grid is asked for nor the model knows the spacing of its training: that of the embedded densities,
-about the median of the Materials Project's (0.064 A)."""
+"""Voxel spacing where no grid is asked for and the spacing of the training is not known: that of the embedded
+densities, about the median of the Materials Project (0.064 A)."""
 
 ACCEPTABLE = {
     "distances": "atoms however near or far",
     "normalisation": "densities scaled by more than 10 % to the electron count",
 }
-"""Refusals that a caller can lift, each with what that lets in."""
+"""Refusals that a caller can lift, each with what is then accepted."""
 
 MODEL_DEVIATION = 0.01
-"""Of a model's electrons from those that the structure has, beyond which a prediction is flagged. The demo's ten
-held-out cells deviate by up to 0.3 %, but AlN, its worst compound, by up to 0.8 % (three seeds)."""
+"""A prediction is flagged if a model's electrons differ by more than this share from those of the structure. The demo's
+ten held-out cells deviate by up to 0.3 %, but AlN, its worst compound, by up to 0.8 % (three seeds)."""
 
 PROMOLECULE_DEVIATION = 0.05
-"""The same of a sum of atoms, whose functions hold no whole numbers of electrons: in 103 embedded cells, to most of
-which it was fitted, it is up to 4.6 % off."""
+"""The same for a sum of atoms, whose functions do not hold whole numbers of electrons: in 103 embedded cells, to most
+of which it was fitted, it is up to 4.6 % off."""
 
 LARGEST_DEVIATION = 0.1
-"""Beyond it a prediction is refused. What is too much is taken from everywhere in the cell alike, so that every atom
-is wrong by as much: N2 in a box of 8 A comes out as 13.4 electrons for 10, Na in one of 20 A as 43.9 for 1."""
+"""A prediction whose electrons deviate by more is refused. Scaling removes the excess everywhere in the cell alike, so
+every atom is wrong by as much: N2 in a box of 8 A gets 13.4 electrons for 10, Na in one of 20 A 43.9 for 1."""
 
 VOID_TOLERANCE = 1.05
-"""A void up to this times the largest of the training is that of a crystal a little expanded."""
+"""A void up to this times the largest of the training is not flagged: a slightly expanded crystal has it."""
 
 LARGEST_SPACING_RATIO = 1.5
-"""Between the spacing asked for and that of the training, either way; beyond it a prediction is flagged."""
+"""A prediction is flagged if its voxel spacing and that of the training differ by more than this factor, either way."""
 
 DISTANCE_TOLERANCE_A = 0.001
-"""Below the shortest trained distance, or between two places of an atom, that is not flagged: a file's last digit."""
+"""A distance this far below the shortest trained one, or an atom moved by this, is not flagged: a file's last digit."""
 
 Flag = dict[str, Any]
-"""Where structure, grid or density are outside of what a predictor was trained on, or what a file's reader said:
-`kind`, `text` and the figures behind it."""
+"""Says where structure, grid or density lie outside the training data, or what a file's reader said: `kind`, `text`
+and the figures behind it."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class GridChoice:
     sides: tuple[int, int, int] | None = None
     """Voxels along a, b, c of every structure."""
     spacing_a: float | None = None
-    """Largest distance of neighbouring voxels, A; sides then have no prime factor but 2, 3 and 5."""
+    """Largest distance of neighbouring voxels, A; sides then have no prime factors other than 2, 3 and 5."""
     why: str = ""
     like: str | None = None
-    """The density whose sides they are."""
+    """The density from which `sides` are taken."""
 
     def shape(self, crystal: Crystal) -> tuple[int, int, int]:
         sides = self.sides or fast_shape(crystal.lattice, self.spacing_a or SPACING_A)
@@ -88,26 +88,26 @@ class GridChoice:
 
 
 OnPatches = Callable[[int, int], None]
-"""Told how many patches of a structure are done, and of how many."""
+"""Called with the number of patches of a structure that are done, and the number of all its patches."""
 
 
 DecoderName = Literal["parallel", "autoregressive", "speculative"]
 ChoiceKind = Literal["greedy", "median", "sampled"]
 KvCacheDtype = Literal["compute", "int8"]
-"""Of keys and values that are kept (`model/kv_cache.py`): the type that the model computes in, or 8 bits."""
+"""Type of the keys and values in the cache (`model/kv_cache.py`): the type that the model computes in, or 8 bits."""
 
 
 @dataclass(frozen=True)
 class Choice:
     kind: ChoiceKind = "median"
-    """greedy: the most probable bin. median: the smallest with half of the probability up to it, which has the least
-    expected error. sampled: drawn."""
+    """greedy: the most probable bin. median: the smallest bin with a cumulative probability of at least half, which has
+    the least expected error. sampled: a bin drawn at random."""
     samples: int = 1
-    """Of each structure, drawn independently."""
+    """Samples of each structure, drawn independently."""
     temperature: float = 1.0
-    """Logits are divided by it before one is drawn."""
+    """Logits are divided by it before a bin is drawn."""
     seed: int = 0
-    """Of what is drawn; with it go the patch's number, the sample's and the voxel's."""
+    """Seed of the draws. The numbers of patch, sample and voxel are mixed into it."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ChoiceKind):
@@ -138,20 +138,20 @@ def check_decoding(decoder: str, rounds: int, kv_cache_dtype: str) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction(DensityGrid):
-    """A density that was predicted from a structure alone; its integral is the electron count that was asked for."""
+    """A density that was predicted from a structure alone. Its integral is the electron count asked for, if any was."""
 
     electrons_are_flagged: ClassVar[bool] = True
     electrons_before: float = field(kw_only=True)
-    """Integral as the predictor gave it, before it was normalised."""
+    """Integral of the density as the predictor gave it, before it was scaled."""
     seconds: float = field(kw_only=True)
-    """Of the prediction, without loading the model."""
+    """Time of the prediction, without loading the model."""
     spread: np.ndarray | None = field(default=None, kw_only=True)
-    """float32 `[nx, ny, nz]`, standard deviation over samples, e/Å³; None of a single sample."""
+    """float32 `[nx, ny, nz]`, standard deviation over samples, e/Å³; None for a single sample."""
     flags: tuple[Flag, ...] = field(default=(), kw_only=True)
-    """Empty: as the training."""
+    """Empty: nothing lies outside the training data."""
     made_by: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """What its files say of it, by name: model, hash of its weights, decoder, error on held-out cells, grid, where the
-    electrons are from."""
+    """What its files record of its origin, by name: model, hash of its weights, decoder, error on held-out cells, grid,
+    source of the electron count."""
 
     def __repr__(self) -> str:
         flags = ", ".join(flag["kind"] for flag in self.flags) or "none"
@@ -159,14 +159,14 @@ class Prediction(DensityGrid):
         return f"{super().__repr__()[:-1]}, flags: {flags}, by {model})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the plane across c whose density varies most, what made it and what is flagged."""
+        """The view in a notebook: the plane across c whose density varies most, its origin and its flags."""
         from tomat.predict.inference.slices import slice_html
 
         return slice_html(self, [repr(self), *(flag["text"] for flag in self.flags)])
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write it in the format that the name asks for (`CHGCAR*`, `*.vasp`, `*.cube`, `*.zarr`, `*.json`, the texts
-        also with `.gz`), with `made_by`; what lies there is replaced once the new one is whole. Its path.
+        """Write the density with `made_by`, in the format that the name gives (`CHGCAR*`, `*.vasp`, `*.cube`, `*.zarr`,
+        `*.json`; texts also with `.gz`). An existing file is replaced once the new one is whole. Returns the path.
 
         >>> import tomat
         >>> sphalerite = {"lattice": {"matrix": [[0, 2.72, 2.72], [2.72, 0, 2.72], [2.72, 2.72, 0]]}, "sites": [
@@ -187,8 +187,8 @@ class Prediction(DensityGrid):
 def choose_grid(
     sides: tuple[int, int, int] | None, spacing_a: float | None, like: str | None, trained_a: float | None
 ) -> GridChoice:
-    """The grid of `--grid`, `--spacing` or `--like` (a density, of which a CHGCAR's values are not read), of which one
-    is given, or none: then the median spacing of the training, or `SPACING_A`."""
+    """The grid from at most one of `--grid`, `--spacing` and `--like` (a density; the values of a CHGCAR are not read).
+    Without any of them it has the median spacing of the training, or `SPACING_A`."""
     if sides is not None:
         return GridChoice(sides=sides, why="--grid")
     if spacing_a is not None:
@@ -207,8 +207,8 @@ def choose_grid(
 def electron_count(
     crystal: Crystal, given: Mapping[int, float] | None, learnt: Mapping[int, float] | None
 ) -> tuple[float | None, str]:
-    """The electrons of a structure, and where the count is from; None where no valences are given (`--valences`, which
-    go first) or learnt. Refuses a count that no pseudopotentials leave these atoms."""
+    """The electrons of a structure, and the source of the count. None where no valences are given (`--valences`, which
+    take precedence) or learnt. Refuses a count that no pseudopotentials give these atoms."""
     if not given and not learnt:
         return None, "not known: the density is as the predictor gives it"
     table = {**(learnt or {}), **(given or {})}
@@ -227,11 +227,11 @@ def electron_count(
 
 
 class Predictor(ABC):
-    """From a crystal to its density; it never sees one. What it learnt is in its promolecule, a fit to its training."""
+    """Predicts the density of a crystal. It reads no density; its promolecule is a fit to its training densities."""
 
     promolecule: Promolecule
     usual_deviation: float
-    """Share by which the electrons of its densities, before they are scaled, differ from a crystal's at most."""
+    """Share by which the electrons of its densities, before scaling, may differ from a crystal's without a flag."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.made_by['model']})"
@@ -242,32 +242,32 @@ class Predictor(ABC):
 
     @property
     def spacing_a(self) -> float | None:
-        """Median voxel spacing of the training, A. None: any is as good."""
+        """Median voxel spacing of the training, A. None: any spacing is as good."""
         return self.promolecule.spacing_a or None
 
     @property
     def valences(self) -> Mapping[int, float] | None:
-        """By atomic number: electrons that an atom brings, learnt from the training set. None: not known."""
+        """Electrons that an atom contributes, by atomic number, learnt from the training set. None: not known."""
         return self.promolecule.valences or None
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """A hash, or words, of all that decides its densities: weights, decoder, samples, seed."""
+        """A hash, or words, that identify all that its densities depend on: weights, decoder, samples, seed."""
 
     @property
     def made_by(self) -> dict[str, str]:
-        """What outputs say of it, by name (`Prediction.made_by`, without grid and electrons)."""
+        """What outputs record of the predictor, by name (`Prediction.made_by`, without grid and electrons)."""
         return {"model": self.identity}
 
-    def load(self) -> None:  # noqa: B027  (of a sum of atoms nothing is to be loaded)
-        """Have in memory what predicts; no part of a prediction's seconds."""
+    def load(self) -> None:  # noqa: B027  (a sum of atoms has nothing to load)
+        """Load the model into memory. This time is not part of a prediction's seconds."""
 
     @abstractmethod
     def density(
         self, crystal: Crystal, grid_shape: tuple[int, int, int], on_patches: OnPatches | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """The density before it is scaled, float `[nx, ny, nz]`, e/Å³; and its deviation over samples, if several."""
+        """The density before scaling, float `[nx, ny, nz]`, e/Å³; and its standard deviation over samples, or None."""
 
     def predict(
         self,
@@ -278,14 +278,14 @@ class Predictor(ABC):
         accept: Collection[str] = (),
         on_patches: OnPatches | None = None,
     ) -> Prediction:
-        """The density on a grid of the cell of pymatgen's structure, of ASE's atoms, of a dict or a file of a
-        structure, of a crystal, or of a density, which is not looked at. What the reader of a file has to say of it,
-        and what is not used of a structure (oxidation states, magnetic moments), is a warning and a flag, and so are
-        valences that are not known.
+        """Predict the density on a grid of the cell. `structure` is pymatgen's structure, ASE's atoms, a dict or a file
+        of a structure, a crystal, or a density, whose values are not read. Messages of a file's reader, and parts of a
+        structure that are not used (oxidation states, magnetic moments), become a warning and a flag, as do valences
+        that are not known.
 
-        `grid_shape` are voxels along a, b, c (None: as fine as the training was, 0.065 A where any is as good);
-        `electrons` what the density is scaled to integrate to, if that is within 10 % of what it holds (None leaves it
-        as it is, and so does `learnt` where no valences were); `accept` refusals that are lifted: `distances`,
+        `grid_shape` holds the voxels along a, b, c (None: as fine as the training was, 0.065 A where any is as good).
+        `electrons` is the integral that the density is scaled to, if it holds that within 10 %; None does not scale,
+        nor does `learnt` where no valences were learnt. `accept` names the refusals to lift: `distances`,
         `normalisation` (`ACCEPTABLE`).
         """
         flags: list[Flag] = []
@@ -340,7 +340,7 @@ class Predictor(ABC):
             check_cell(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords, source)
 
     def _extrapolations(self, crystal: Crystal, grid_shape: Sequence[int]) -> list[Flag]:
-        """Where atoms or grid lie outside of what the predictor was trained on."""
+        """Flags for atoms or a grid that lie outside the predictor's training data."""
         found: list[Flag] = []
         if trained := self.promolecule.shortest_distance_a:
             ours = shortest_distances_a(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords)
@@ -361,7 +361,7 @@ class Predictor(ABC):
         return found
 
     def _vacuum(self, crystal: Crystal, rho: np.ndarray) -> list[Flag]:
-        """Whether voxels are farther from every atom than any of the training was, and the electrons of `rho` there."""
+        """A flag if voxels are farther from every atom than any in the training, with the electrons of `rho` there."""
         trained_a = self.promolecule.void_radius_a
         if trained_a is None:
             return []
@@ -388,8 +388,8 @@ class Predictor(ABC):
         vacuums: Sequence[Flag],
         accept: Collection[str],
     ) -> list[Flag]:
-        """Whether the density had to be scaled by more than an ordinary crystal's; beyond `LARGEST_DEVIATION` it is
-        refused, with the vacuums that were found, unless `accept` lifts it. Electrons: None if not known."""
+        """A flag if the density was scaled by more than is usual for the predictor. Beyond `LARGEST_DEVIATION` it is
+        refused, in words that name the `vacuums`, unless `accept` lifts that. `electrons` is None if not known."""
         if electrons is None:
             text = "the valence electrons are not known, so the density is not scaled to them"
             return [{"kind": "electrons", "text": f"{text}; give them with --valences"}]
@@ -431,12 +431,12 @@ def say_if_voids_unknown(promolecule: Promolecule, place: str) -> None:
 
 
 def spacing_a(crystal: Crystal, grid_shape: Sequence[int]) -> list[float]:
-    """Of neighbouring voxels along a, b, c, in A."""
+    """Distance of neighbouring voxels along a, b, c, in A."""
     return (np.linalg.norm(crystal.lattice, axis=1) / np.array(grid_shape)).tolist()
 
 
 def normalised(rho: np.ndarray, crystal: Crystal, electrons: float | None) -> tuple[np.ndarray, float]:
-    """`rho` scaled to integrate to `electrons` (None: as it is), float32, and what it integrated to before."""
+    """`rho` scaled to integrate to `electrons` (None: not scaled), float32, and its integral before."""
     before = float(rho.mean(dtype=np.float64)) * crystal.volume_a3
     if electrons is None:
         return rho.astype(np.float32), before

@@ -1,7 +1,7 @@
 """A trained run, or a folder of weights, as a predictor: from a structure to its density.
 
-Without JAX until the first structure is predicted, so that structures are checked and known outputs recognised before
-the seconds that JAX and a model take.
+JAX is imported only when the model is loaded. Structures are thus checked, and finished outputs recognised, before the
+seconds that JAX and a model take.
 """
 
 from collections.abc import Callable
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 class RunPredictor(Predictor):
-    """The model of a run that has `environment`; as it was found, it is loaded for the first structure that is
-    predicted, of whose seconds that is no part. Of several samples of the `choice`, of the autoregressive decoder, the
-    prediction is the mean, with their standard deviation as `Prediction.spread`."""
+    """Predicts with the model of a run that has `environment`. `FoundWeights` are loaded for the first structure to be
+    predicted, and this time is not part of its seconds. If `choice` asks for several samples, the prediction is their
+    mean, and `Prediction.spread` their standard deviation."""
 
     usual_deviation = MODEL_DEVIATION
 
@@ -156,12 +156,12 @@ class RunPredictor(Predictor):
             size, program = self._program(model, arrays, n_voxels)
             for real, batch in batches(arrays, size):
                 found = program(*self._arguments(model, batch, n_voxels))
-                found = found if self.decoder == "parallel" else found[1]  # values, of bins and values
+                found = found if self.decoder == "parallel" else found[1]  # the values of (bins, values)
                 parts.append(np.asarray(found)[:real])
                 if on_patches is not None:
                     on_patches(min(len(parts) * size, len(rows)), len(rows))
         values = np.concatenate(parts).reshape(samples, n_patches, n_voxels)
-        # Means of ratios are ratios: their scale is the voxel's own.
+        # The decoder gives ratios for a relative codec. Each voxel has its own scale to a density.
         cells = np.stack([patches.codec.density(patches.assembled(each)) for each in values])
         return cells.mean(axis=0), cells.std(axis=0, ddof=1) if samples > 1 else None
 
@@ -176,7 +176,7 @@ class RunPredictor(Predictor):
         return *first, choice.kind, *drawn, *mapped, *kept
 
     def _program(self, model: "LmHeadModel", arrays: dict[str, np.ndarray], n_voxels: int) -> tuple[int, Callable]:
-        """Sequences at a time, and the decoder compiled for them."""
+        """The number of sequences decoded at a time, and the decoder compiled for it."""
         from tomat.predict.inference import decoding
 
         devices = self.run.config.trainer_config().data_axis_size
@@ -215,13 +215,13 @@ def load(
     kv_cache_dtype: KvCacheDtype | None = None,
 ) -> RunPredictor:
     """The predictor of a run, of a folder of weights, or of one on the Hugging Face hub (`hf://ORG/NAME`); by default
-    that of the model in the package.
+    of the packaged model.
 
-    `step` is that of its checkpoint (None: the newest), `rounds` the forward passes a patch of the parallel decoder.
-    Of the autoregressive decoder, and of the speculative one, which finds the same bins in fewer passes: `choice` is
-    `Choice.kind` (None: sampled if one of the next three is given, else median), `samples`, `temperature` and `seed`
-    are as of `Choice`. Of the autoregressive one, `kv_cache_dtype` int8 keeps keys and values in 8 bits (None: in the
-    type that the model computes in).
+    `step` is the step of a checkpoint (None: the newest). `rounds` is the number of forward passes per patch of the
+    parallel decoder. The autoregressive decoder, and the speculative one, which finds the same bins in fewer passes,
+    take `choice`, a `Choice.kind` (None: sampled if one of the next three is given, else median), and `samples`,
+    `temperature` and `seed` as in `Choice`. With the autoregressive decoder, `kv_cache_dtype` int8 caches keys and
+    values in 8 bits (None: in the type that the model computes in).
     """
     drawn = {"choice": choice, "samples": samples, "temperature": temperature, "seed": seed}
     predictor = described(run_dir, step, rounds=rounds, decoder=decoder, kv_cache_dtype=kv_cache_dtype, **drawn)
@@ -238,7 +238,7 @@ def described(
     kv_cache_dtype: KvCacheDtype | None = None,
     **drawn: Any,
 ) -> RunPredictor:
-    """As `load`, but that the model is loaded for the first structure that is predicted."""
+    """As `load`, but the model is only loaded for the first structure that is predicted."""
     given = {name: value for name, value in drawn.items() if value is not None}
     if decoder == "parallel" and given:
         said = f"{next(iter(given))} is for the autoregressive and speculative decoders"

@@ -1,4 +1,4 @@
-"""A plane of a density across c, in the angle of the crystal, with the atoms near it."""
+"""A plane of a density across c, drawn with the crystal's angle between a and b, and the atoms near the plane."""
 
 import base64
 import html
@@ -11,11 +11,11 @@ from tomat.data.density.elements import symbol_of
 from tomat.data.density.grid import DensityGrid
 
 NEAR_PLANE_A = 0.35
-"""Atoms so near to the plane are drawn: about the radius within which a valence density peaks."""
+"""Atoms at most this far from the plane are drawn: about the radius within which a valence density peaks."""
 
 
 def atoms_near(grid: DensityGrid, plane: int) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Symbol and place in the picture, A, of each atom within `NEAR_PLANE_A` of a plane, once an edge."""
+    """Symbol and place in the picture, A, of each atom within `NEAR_PLANE_A` of a plane. Atoms on an edge repeat."""
     a, b, _, _, _, gamma_degrees = grid.lattice_parameters
     gamma = np.deg2rad(gamma_degrees)
     normal = np.cross(grid.lattice[0], grid.lattice[1])
@@ -26,7 +26,7 @@ def atoms_near(grid: DensityGrid, plane: int) -> Iterator[tuple[str, tuple[float
         away -= round(away)
         if abs(away * float(height @ normal)) > NEAR_PLANE_A:
             continue
-        # Straight onto the plane: the c axis may lean.
+        # The atom is projected along the plane's normal, because the c axis may lean.
         foot = (x, y, 0) + away * np.linalg.solve(grid.lattice.T, height - (height @ normal) * normal)
         for along_a, along_b in np.ndindex(2, 2):
             s, t = foot[0] % 1 + along_a, foot[1] % 1 + along_b
@@ -49,7 +49,7 @@ def corners_a(grid: DensityGrid) -> tuple[np.ndarray, np.ndarray]:
 
 
 def slice_html(grid: DensityGrid, captions: Sequence[str]) -> str:
-    """The most structured plane as an HTML figure that holds its picture, with lines below it."""
+    """The most structured plane as an HTML figure with an embedded picture, and the captions below it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure

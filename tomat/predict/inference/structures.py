@@ -1,7 +1,7 @@
-"""Structures to predict, by name: files and folders of them, each read strictly into a `Crystal`.
+"""Structures to predict, by name: files and folders of files, each read strictly into a `Crystal`.
 
-VASP's files and JSON are read by the readers of `density`, which make nothing up; pymatgen, which puts hydrogen,
-helium, ... where a POSCAR names no element, reads the rest. Of a CHGCAR only the header is read, never the density.
+VASP's files and JSON are read by the readers of `density`, which invent nothing. (Where a POSCAR names no elements,
+pymatgen would put hydrogen, helium, ...) pymatgen reads the rest. Only the header of a CHGCAR is read, not the density.
 """
 
 import json
@@ -35,59 +35,59 @@ from tomat.data.density.limits import (
 from tomat.data.density.rules import DEFAULT_RULES, ReadRules
 
 VASP_NAMES = ("POSCAR", "CONTCAR", "CHGCAR")
-"""Taken of a folder when a file's name holds one of them."""
+"""A file in a folder is taken if its name holds one of them."""
 OTHER_VASP_NAMES = ("AECCAR", "CHG", "PARCHG", "LOCPOT", "ELFCAR")
-"""Taken too when the file itself is named: in a folder they lie beside one of the above."""
+"""Taken only if the file itself is given: in a folder they lie beside one of the above."""
 EXPECTED = (
     "POSCAR*, CONTCAR*, CHGCAR*, *.vasp, *.poscar, *.cif, *.mcif, *.json, *.xyz with a lattice, *.cssr, *.xsf, *.res"
 )
 
 _OTHER_LINES = 1_000
-"""Of a file with one structure, that hold no atom: titles, vectors, comments."""
+"""Most lines of a file with one structure that hold no atom: titles, vectors, comments."""
 
 MOST_IMAGES = 2 * MOST_ATOMS
-"""Sites times operations of symmetry. pymatgen compares each image with all before it, 0.25 us a pair: 10,000 sites
-without symmetry take 20 s, as many images as this 50 s."""
+"""Most sites times symmetry operations. pymatgen compares each image with all before it, 0.25 us a pair: 10,000 sites
+without symmetry take 20 s, and this many images 50 s."""
 
 MOST_OPERATIONS = 192
-"""Of a space group, Fm-3m and others; assumed where a CIF names a group and lists no operations."""
+"""Most operations of a space group (Fm-3m and others). Assumed where a CIF names a group and lists no operations."""
 
 MOST_QUOTED = 100_000_000
-"""Quotes of a line times its length, over all lines: pymatgen looks for the end of each, 1 s."""
+"""Limit of a line's quotes times its length, summed over all lines. pymatgen searches the end of each quote: 1 s."""
 
 _LOOP = re.compile(
     r"^[ \t]*loop_(?P<names>(?:\s+(?:_\S+|\#[^\n]*))+)(?P<rows>.*?)(?=^[ \t]*(?:_|loop_|data_)|\Z)",
     re.MULTILINE | re.IGNORECASE | re.DOTALL,
 )
 _READ = re.compile(r"^_(?:atom|cell|space_group|symmetry|parent|magnetic)", re.MULTILINE | re.IGNORECASE)
-"""Begins the names that pymatgen reads of a structure; other loops are of reflections, bonds and authors."""
+"""Matches the names from which pymatgen reads a structure. Other loops hold reflections, bonds and authors."""
 _GROUP = re.compile(
     r"^[ \t]*_(?:symmetry|space_group)_(?:IT_number|Int_Tables_number|name_\S+)[ \t]+(.+?)[ \t]*$",
     re.MULTILINE | re.IGNORECASE,
 )
 
 _RES_SITE = re.compile(r"^\s*([A-Z]\w*)\s+\d+(?:\s+[-+\d.]+){3}\s+(\d*\.?\d+)\s", re.MULTILINE | re.IGNORECASE)
-"""Name and occupancy of an atom of a SHELX file: name, number of its element, three coordinates, occupancy."""
+"""Name and occupancy in an atom's line of a SHELX file: name, number of its element, three coordinates, occupancy."""
 _D_EXPONENT = re.compile(rb"(\d\.\d*|\.\d+)[dD]([+-]?\d)")
-"""Of a number in double precision, as Fortran writes it."""
+"""A number in double precision with the exponent that Fortran writes."""
 
 
 class NoStructureError(TomatError):
-    """A file that holds something else; in a folder it is passed over."""
+    """A file that holds no structure. If it was found in a folder, it is skipped."""
 
 
 @dataclass(frozen=True)
 class StructureFile:
     name: str
-    """What its outputs are called; no two of a call have the same."""
+    """Name of its outputs, unique within a call."""
     path: str
     in_folder: bool
-    """It was found in a folder, and not named itself."""
+    """Whether it was found in a folder, rather than given itself."""
 
 
 def find_structures(paths: Iterable[str], output: Path | None = None) -> tuple[list[StructureFile], dict[str, str]]:
-    """The structure files among files and folders, by name (`structure_name`), in the order given, those of a folder
-    sorted; and for each file of a folder that is passed over, why. What lies in `output` below one is no input."""
+    """The structure files among files and folders, unique by name (`structure_name`), in the order given, those of a
+    folder sorted; and the reason for each file of a folder that is skipped. An `output` inside a folder is left out."""
     found: dict[str, StructureFile] = {}
     ignored: dict[str, str] = {}
     for given in paths:
@@ -116,7 +116,7 @@ def find_structures(paths: Iterable[str], output: Path | None = None) -> tuple[l
 
 
 def structure_name(path: str) -> str:
-    """`mp-149` for `mp-149.cif`, `mp-149.POSCAR.gz` and `mp-149/POSCAR`: without suffixes, or as its folder."""
+    """`mp-149` for `mp-149.cif`, `mp-149.POSCAR.gz` and `mp-149/POSCAR`: the name without suffixes, or the folder's."""
     file = Path(path).absolute()
     stem = unpacked(file.name)
     suffix = next((suffix for suffix in _READERS if stem.lower().endswith(suffix)), "")
@@ -131,8 +131,8 @@ def structure_name(path: str) -> str:
 def read_structure(
     path: str | os.PathLike[str], name: str | None = None, rules: ReadRules = DEFAULT_RULES
 ) -> tuple[Crystal, list[str]]:
-    """One structure of a kind that `EXPECTED` names, checked, and what its reader had to say of the file. A
-    NoStructureError is JSON of something else; a MemoryError says nothing about the file."""
+    """Read and check one structure of a kind that `EXPECTED` names; returns it and the reader's messages. JSON of
+    something else raises NoStructureError. A MemoryError says nothing about the file."""
     source = os.fspath(path)
     reader = _reader(source, named=True)
     if "\n" in source:
@@ -170,9 +170,9 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
 
 
 def crystal_of(structure: Any) -> tuple[Crystal, list[str]]:
-    """The crystal of pymatgen's structure (or of what holds one, such as a Poscar), of ASE's atoms, of the dict of a
-    structure or of a density; a crystal as it is. And what a prediction does not use of it, in words. Distances are the
-    predictor's to check, who may be told to take them."""
+    """The crystal of pymatgen's structure (or of an object that holds one, such as a Poscar), of ASE's atoms, of a dict
+    of a structure, of a density, or of a crystal; and in words, what a prediction does not use of it. Distances are not
+    checked here: the predictor checks them, and may be told to accept them."""
     if isinstance(structure, Crystal | DensityGrid):
         return structure if isinstance(structure, Crystal) else Crystal.of(structure), []
     if hasattr(structure, "get_scaled_positions"):  # ASE, which need not be installed
@@ -190,7 +190,7 @@ def crystal_of(structure: Any) -> tuple[Crystal, list[str]]:
 
 
 def _of_ase(atoms: Any) -> tuple["Parts", list[str]]:
-    """Of ASE's atoms. A cell that is not periodic is refused: its density would be another one."""
+    """The parts of ASE's atoms. A cell that is not periodic is refused, because its density would be another one."""
     if (rank := int(atoms.cell.rank)) < 3:
         what = "no cell" if rank == 0 else f"a cell of {rank} vectors"
         said = f"the Atoms have {what}: {'a molecule' if rank == 0 else 'no crystal'}. tomat predicts crystals"
@@ -208,7 +208,7 @@ def _of_ase(atoms: Any) -> tuple["Parts", list[str]]:
 
 
 def _of_dict(content: Mapping[str, Any], source: str) -> tuple["Parts", list[str]]:
-    """Of pymatgen's dict of a structure, or of a document that has one as its `structure`."""
+    """The parts of pymatgen's dict of a structure, or of a document that has one as its `structure`."""
     if isinstance(content.get("structure"), dict):
         content = content["structure"]
     if "sites" not in content:
@@ -237,7 +237,7 @@ Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _reader(path: str, *, named: bool) -> Callable[[str, ReadRules], Parts] | None:
-    """What reads a file of that name; None for a name of no known kind."""
+    """The reader for a file of that name; None for a name of no known kind."""
     name = unpacked(Path(path).name)
     found = next((reader for suffix, reader in _READERS.items() if name.lower().endswith(suffix)), None)
     taken = VASP_NAMES + OTHER_VASP_NAMES if named else VASP_NAMES
@@ -298,12 +298,12 @@ def _numbers(words: str, count: int, source: str) -> list[float]:
 
 
 def bounded_cif(text: str, source: str) -> str:
-    """The text without blank lines and loops of no structure; what pymatgen would take minutes for is refused."""
+    """The text without blank lines and loops that hold no structure. Refuses what would take pymatgen minutes."""
     lines = [line for line in text.splitlines() if not (line == "" or line.isspace())]
     if sum(len(line) * (line.count("'") + line.count('"')) for line in lines) > MOST_QUOTED:
         raise TomatError(f"{source} has lines of thousands of quotes; it is no CIF, or damaged.")
     text = "\n".join(lines) + "\n"
-    # Journals write what concerns a paper into blocks of their own, such as data_global.
+    # Journals put the data of the paper into separate blocks, such as data_global.
     blocks = re.split(r"(?mi)^(?=[ \t]*data_)", text)
     text = "".join([block for block in blocks if "_atom_site" in block.lower()] or blocks)
     n_sites, operations = 0, []
@@ -345,7 +345,7 @@ def _cif(source: str, rules: ReadRules) -> Parts:
 
 
 def _pymatgen(source: str, rules: ReadRules) -> Parts:
-    """XSF, CSSR or RES: an atom has a line, and what follows the atoms of an XSF, its densities, is not read."""
+    """Read XSF, CSSR or RES: one line an atom. The densities that follow the atoms of an XSF are not read."""
     text = open_structure(source)
     lines: list[bytes] = []
     with text.stream:
@@ -362,10 +362,10 @@ def _pymatgen(source: str, rules: ReadRules) -> Parts:
         raise TomatError(f"{source} is a {found[1]}, not periodic along all three axes; expected CRYSTAL.")
     if kind == "res":
         for site, occupancy in _RES_SITE.findall(content.partition("SFAC")[2]):
-            if float(occupancy) not in (1.0, 11.0):  # 10 more: SHELX is to keep it so
+            if float(occupancy) not in (1.0, 11.0):  # adding 10 tells SHELX to keep the value fixed
                 raise TomatError(f"{source}: {site} has an occupancy of {occupancy}; expected full ones.")
     parts = _parts(Structure.from_str(content, fmt=kind).as_dict(), source)  # type: ignore[arg-type]  # one of _READERS
-    # pymatgen takes an XSF that is cut off for one of fewer atoms.
+    # pymatgen reads an XSF that is cut off as one with fewer atoms.
     stated = re.search(r"^\s*PRIMCOORD[^\n]*\n\s*(\d+)", content, re.MULTILINE) if kind == "xsf" else None
     if stated is not None and int(stated[1]) != len(parts[1]):
         raise TomatError(f"{source} says {stated[1]} atoms, and {len(parts[1])} can be read; it is cut off or damaged.")
@@ -373,7 +373,7 @@ def _pymatgen(source: str, rules: ReadRules) -> Parts:
 
 
 def _parts(content: Mapping[str, Any], source: str) -> Parts:
-    """Of pymatgen's dict; what is not used of it is a warning, as those of pymatgen's readers are."""
+    """The parts of pymatgen's dict. Data that are not used give a warning, like those of pymatgen's readers."""
     parts, notes = _of_dict(content, source)
     for note in notes:
         warnings.warn(note, stacklevel=2)
@@ -384,7 +384,7 @@ _READERS = {
     ".cif": _cif, ".mcif": _cif, ".json": _json, ".xyz": _xyz, ".cssr": _pymatgen, ".xsf": _pymatgen,
     ".res": _pymatgen, ".vasp": _vasp, ".poscar": _vasp,
 }  # fmt: skip
-"""By the end of a file's name; of VASP's the name itself says it too."""
+"""Readers by the end of a file's name. VASP's files are also recognised by the name itself."""
 
 
 def formula(crystal: Crystal) -> str:

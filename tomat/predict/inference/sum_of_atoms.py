@@ -1,4 +1,4 @@
-"""The sum of atoms as a predictor: what every model has to beat, and of use where there is no model."""
+"""The sum of atoms as a predictor: the baseline that every model has to beat, and a substitute where there is none."""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tomat.predict.inference.interface import PROMOLECULE_DEVIATION, OnPatches, 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PromoleculePredictor(Predictor):
-    """Its functions hold no whole number of electrons: in a salt, that of an anion holds a part of the cation's."""
+    """A sum of atoms. The functions hold no whole numbers of electrons: a salt's anion has a part of the cation's."""
 
     promolecule: Promolecule
     usual_deviation = PROMOLECULE_DEVIATION
@@ -40,7 +40,7 @@ class PromoleculePredictor(Predictor):
 
 
 def load_promolecule(path: str | os.PathLike[str]) -> PromoleculePredictor:
-    """The promolecule in a file, such as `promolecule.json` beside a codec."""
+    """The predictor of a promolecule in a file, such as `promolecule.json` beside a codec."""
     promolecule = Promolecule.load(path)
     say_if_voids_unknown(promolecule, os.fspath(path))
     return PromoleculePredictor(promolecule)

@@ -1,4 +1,4 @@
-"""The model of a run that has trained, or of a folder of weights, and what is needed to use it."""
+"""Loads the trained model of a run, or of a folder of weights, with all that is needed to use it."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,14 +34,14 @@ class LoadedRun:
     model: LmHeadModel
     codec: DensityCodec
     promolecule: Promolecule | None
-    """Of its training data; None: they have none."""
+    """The promolecule of its training data; None: they have none."""
     step: int
     weights: str
-    """`averaged` (`trainer.model_averaging`), or `of the last step`; and how they were compressed."""
+    """`averaged` (`trainer.model_averaging`) or `of the last step`, and how the weights were compressed."""
 
     @cached_property
     def tables(self) -> EnvironmentTables | None:
-        """The constants of its model's environment; None for a model without."""
+        """The constants of the model's environment; None for a model without one."""
         if environment_of(self.config.model) is None:
             return None
         if self.promolecule is None:
@@ -51,15 +51,15 @@ class LoadedRun:
         return environment_tables(self.promolecule, medians, offset_of(self.codec))
 
     def settings(self, materials_from: str) -> dict[str, Any]:
-        """What a result says of the run, and of where its materials are from."""
+        """What a result records of the run, and of the source of its materials."""
         of_run = {"run": self.config.run_name, "step": self.step, "weights": self.weights}
         return {**of_run, "materials_from": materials_from}
 
 
 def load_trained(run_dir: str | Path, step: int | None = None, *, packed: bool = False) -> LoadedRun:
-    """The model of a run at its newest checkpoint, or at `step`, with its averaged weights where it has any; or that of
-    a folder that `tomat export` or `tomat compress` wrote. `packed`, to predict with: matrices that the folder has in
-    few bits stay so in memory (`PackedMatrix`), and have no names."""
+    """The model of a run at its newest checkpoint, or at `step`, with its averaged weights if it has any; or the model
+    of a folder that `tomat export` or `tomat compress` wrote. `packed` is for prediction: quantised matrices of the
+    folder stay packed in memory (`PackedMatrix`), and have no names."""
     return load_weights_found(find_weights(run_dir, step), packed=packed)
 
 
@@ -112,8 +112,8 @@ def _stored(folder: Path, config: TrainConfig, packed: bool) -> LmHeadModel:
 
 
 def outside_event_loop[Result](work: Callable[[], Result]) -> Result:
-    """What `work` returns or raises. Where this thread runs an event loop, as in every notebook, it runs in a thread of
-    its own, where `asyncio.run` is allowed; so it relies on nothing of a thread alone, such as a JAX mesh."""
+    """Return or raise what `work` does. If this thread runs an event loop, as in every notebook, `work` runs in a new
+    thread, where `asyncio.run` is allowed. So `work` must not rely on thread-local state, such as a JAX mesh."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # none runs

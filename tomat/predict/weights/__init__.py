@@ -1,1 +1,1 @@
-"""A trained model as one folder of a few files that predicts, whole or in few bits."""
+"""A trained model as one folder of a few files that predicts. The weights are whole or quantised."""

@@ -1,9 +1,9 @@
-"""A model as arrays with names, and back; also as one whose matrices stay in few bits in memory, unpacked where they
-are used, a tile of rows at a time.
+"""Converts a model to named arrays and back. Also makes a model whose matrices stay packed in few bits in memory; they
+are unpacked where they are used, a tile of rows at a time.
 
-The names are those that Levanter gives its models for Hugging Face (`model.layers.0.self_attn.q_proj.weight`), also
-where Hugging Face has no such architecture; matrices are [out, in], as there. What tomat adds to the decoder,
-`model.environment`, has the paths of its fields (`environment.network.layers.0.weight`).
+The names are those that Levanter gives its models for Hugging Face (`model.layers.0.self_attn.q_proj.weight`), even
+where Hugging Face has no such architecture; matrices are [out, in], as there. Arrays of `model.environment`, which
+tomat adds to the decoder, are named by the paths of their fields (`environment.network.layers.0.weight`).
 """
 
 import dataclasses
@@ -37,18 +37,18 @@ from tomat.train.restore import model_initialiser, rearrange
 from tomat.train.settings.config import TrainConfig
 
 Part = Literal["mlp", "attention", "embedding", "environment"]
-"""Where the matrices of a decoder are; those of a field model are `mlp`."""
+"""The part of a decoder that a matrix belongs to. Matrices of a field model's networks are `mlp`."""
 
 ENVIRONMENT = "environment."
 SMALLEST_MATRIX = 1024
-"""Numbers below which an array stays as it is: norms, biases and small tables. (A choice.)"""
+"""Arrays with fewer numbers are not quantised: norms, biases and small tables. (A choice.)"""
 
 
 def named_arrays(model: LmHeadModel) -> dict[str, np.ndarray]:
-    """Every array of a model by name, as it is computed with; layers one by one."""
+    """Every array of a model by name, in the type that the model holds. Stacked layers are listed one by one."""
     environment, found = getattr(model, "environment", None), {}
     if environment is not None:
-        # Haliax 0.2.227 names no array inside a tuple, as the layers of the environment's network are.
+        # Haliax 0.2.227 names no arrays inside a tuple, and the environment's network keeps its layers in one.
         model = dataclasses.replace(cast(Any, model), environment=None)
         leaves = tree_flatten_with_path(eqx.filter(environment, eqx.is_array))[0]
         found = {_name(path): leaf for path, leaf in leaves}
@@ -59,13 +59,13 @@ def model_of(
     arrays: Mapping[str, np.ndarray], config: TrainConfig, axis_mapping: ResourceMapping, mesh: Mesh
 ) -> LmHeadModel:
     wanted = check_arrays({name: array.shape for name, array in arrays.items()}, config)
-    # Haliax 0.2.227 reads arrays into stacked layers alone; `rearrange` takes them apart where the run has them so.
+    # Haliax 0.2.227 can only read arrays into stacked layers. `rearrange` splits them if the run has separate layers.
     stacked = stacked_model({name: jnp.asarray(array) for name, array in arrays.items()}, config)
     return rearrange(stacked, wanted, axis_mapping, mesh)
 
 
 def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: TrainConfig) -> LmHeadModel:
-    """The model of `config` as shapes; refused are arrays, by name, that are not those that it has."""
+    """The model of `config` as shapes. Refuses `shapes`, by array name, that are not exactly those of its arrays."""
     wanted = eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
     hollow = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape) if _is_shape(leaf) else leaf, wanted)
     expected = {name: array.shape for name, array in named_arrays(hollow).items()}
@@ -77,8 +77,8 @@ def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: TrainConfig) -> 
 
 
 def stacked_model(arrays: Mapping[str, jax.Array], config: TrainConfig) -> LmHeadModel:
-    """The model of `config` with its layers stacked, also of arrays that are being traced. They are all of the model's,
-    on a device: Haliax 0.2.227 would place arrays of the host on a mesh of no devices."""
+    """The model of `config` with its layers stacked, made of `arrays`, which may be traced. They must be all arrays of
+    the model, on a device: Haliax 0.2.227 would place host arrays on a mesh without devices."""
     stacked = config
     if hasattr(config.model, "scan_layers"):
         stacked = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), scan_layers=True))
@@ -94,7 +94,7 @@ def stacked_model(arrays: Mapping[str, jax.Array], config: TrainConfig) -> LmHea
 
 
 def part_of(name: str, shape: tuple[int, ...]) -> Part | None:
-    """Where a matrix is in the decoder; None for what is no matrix, or too small to be worth fewer bits."""
+    """The part of the decoder that a matrix belongs to; None for other arrays and matrices too small to quantise."""
     if len(shape) != 2 or math.prod(shape) < SMALLEST_MATRIX:
         return None
     if name.startswith(ENVIRONMENT):
@@ -107,7 +107,7 @@ def part_of(name: str, shape: tuple[int, ...]) -> Part | None:
 
 
 def arrays_sha256(arrays: Mapping[str, np.ndarray]) -> str:
-    """Hexadecimal digits of names, types, shapes and contents."""
+    """SHA-256 of names, types, shapes and contents, in hexadecimal."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -121,29 +121,29 @@ def _is_shape(leaf: Any) -> bool:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """`.network.layers[0].weight[<flat index 0>]`, the path of a named array, as a name."""
+    """The name of an array from its path, such as `.network.layers[0].weight[<flat index 0>]`."""
     text = re.sub(r"\[<flat index \d+>\]", "", keystr(path))
     return ENVIRONMENT + re.sub(r"\[(\d+)\]", r".\1", text).lstrip(".")
 
 
 TILE_ROWS = 256
-"""Rows whose numbers exist at once in a product. (A choice: 1 MiB in float32 where a row has 1,024 numbers.)"""
+"""Rows that are unpacked at once in a product. (A choice: 1 MiB in float32 if a row has 1,024 numbers.)"""
 
 
 class PackedMatrix(eqx.Module):
-    """A matrix [out, in], or a stack of such with a leading axis that a scan over layers takes apart."""
+    """A matrix [out, in], or a stack of matrices with a leading axis, over which a scan over layers runs."""
 
     codes: jax.Array
     """uint8 [out, bytes of a row]: codes one behind another, lowest bit first (`packed` in `quantise.py`)."""
     scales: jax.Array
-    """float [out, in / group]; float16, until a policy of precision has made it the compute type."""
+    """float [out, in / group]: float16 until a precision policy casts it to the compute type."""
     table: jax.Array
-    """float [2^bits], of the compute type."""
+    """float [2^bits], in the compute type."""
     columns: int = eqx.field(static=True)
     bits: int = eqx.field(static=True)
 
     def rows(self, codes: jax.Array, scales: jax.Array) -> jax.Array:
-        """Numbers, [..., in], of rows of codes, uint8 [..., bytes of a row], and of scales, [..., in / group]."""
+        """Numbers, [..., in], from rows of codes, uint8 [..., bytes of a row], and scales, [..., in / group]."""
         bits = (codes[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & 1
         bits = bits.reshape(*codes.shape[:-1], -1)[..., : self.columns * self.bits]
         each = bits.reshape(*bits.shape[:-1], self.columns, self.bits).astype(jnp.int32)
@@ -154,14 +154,14 @@ class PackedMatrix(eqx.Module):
         return self.rows(self.codes, self.scales.astype(dtype))
 
     def product(self, x: jax.Array) -> jax.Array:
-        """x times the transposed matrix, [n, in] to [n, out], in the type of x."""
+        """x times the transposed matrix, [n, in] to [n, out], in the type of `x`."""
         rows = self.codes.shape[0]
         scales = self.scales.astype(x.dtype)
         n_tiles = -(-rows // TILE_ROWS)
         if n_tiles == 1:
             return x @ self.rows(self.codes, scales).T
         tile = -(-rows // n_tiles)
-        # The last tile ends with the matrix: what it shares with the one before is computed twice, and equal.
+        # The last tile ends with the matrix. Rows that it shares with the tile before are computed twice, equally.
         starts = jnp.minimum(jnp.arange(n_tiles) * tile, rows - tile)
 
         def one(start: jax.Array) -> jax.Array:
@@ -177,7 +177,7 @@ class PackedMatrix(eqx.Module):
 
 
 class PackedLinear(eqx.Module):
-    """In the place of Haliax's `Linear`, with the same result to rounding."""
+    """Replaces Haliax's `Linear`, with the same result up to rounding."""
 
     matrix: PackedMatrix
     bias: NamedArray | None
@@ -197,7 +197,7 @@ class PackedLinear(eqx.Module):
 
 
 class PackedEmbedding(eqx.Module):
-    """In the place of Haliax's `Embedding`: rows of ids are unpacked alone; as the head of tied logits all are."""
+    """Replaces Haliax's `Embedding`. Only the rows of the ids are unpacked; for the head of tied logits, all rows."""
 
     matrix: PackedMatrix
     Vocab: Axis = eqx.field(static=True)
@@ -208,7 +208,7 @@ class PackedEmbedding(eqx.Module):
 
     @named_call
     def embed(self, input_ids: NamedArray) -> NamedArray:
-        """Rows of ids, integer [...], as [..., embed]."""
+        """The rows of ids, integer [...], as [..., embed]."""
         ids, matrix = input_ids.array, self.matrix
         scales = matrix.scales[ids].astype(matrix.table.dtype)
         return NamedArray(matrix.rows(matrix.codes[ids], scales), (*input_ids.axes, self.Embed))
@@ -220,25 +220,25 @@ class PackedEmbedding(eqx.Module):
 
 
 LAYER = "{layer}"
-"""In the name of a layer's weight, of each of a stack."""
+"""Stands for the layer's number in the name of a weight of stacked layers."""
 
 
 def with_packed(model: LmHeadModel, quantised: Mapping[str, Quantised]) -> LmHeadModel:
-    """`model` with its linear layers and its embedding in few bits where they are stored so. Whole stay layers of a
-    stack that are not stored alike (bits, group), and other matrices, such as the environment's table of elements."""
+    """`model` with its linear layers and its embedding packed where they are `quantised`. Layers of a stack that differ
+    in bits or group stay whole, and so do other matrices, such as the environment's table of elements."""
     leaves, structure = tree_flatten_with_path(model, is_leaf=_is_layer)
     return tree_unflatten(structure, [_packed(keystr(path), leaf, quantised) for path, leaf in leaves])
 
 
 def check_compressible(config: TrainConfig, what: str) -> None:
-    """Refuse matrices in few bits for a model whose products are in int8: theirs would be in floats."""
+    """Refuse quantised matrices for a model with int8 products, because quantised matrices are multiplied as floats."""
     if (products := int8_matmuls_of(config.model)) is not None:
         said = f"{what} is of a model with model.int8_matmuls {products}; matrices in few bits are multiplied as floats"
         raise TomatError(f"{said}: another model. Write it whole, with `tomat export`.")
 
 
 def module_name(path: str) -> str:
-    """The name that a layer's weight has in a folder, from its path in the model; `{layer}` for each of a stack."""
+    """The name of a layer's weight in a folder, from its path in the model; `{layer}` is the number in a stack."""
     if path.startswith((".environment", ".field")):
         return re.sub(r"\[(\d+)\]", r".\1", path).lstrip(".") + ".weight"
     name = path.replace(".embeddings.token_embeddings", ".model.embed_tokens").replace(".transformer", ".model")

@@ -1,8 +1,8 @@
-"""A folder that predicts: weights as safetensors, whole or in few bits, and all that is needed to use them.
+"""A folder that predicts: weights as safetensors, whole or quantised, and all that is needed to use them.
 
-`model.safetensors` holds the arrays; `config.yaml`, `codec.json` and `promolecule.json` are those of the run;
-`weights.json` says what the arrays are and has the SHA-256 of each other file; `README.md` is the card. `tomat predict`
-and `tomat eval` take the folder as they take a run.
+`model.safetensors` holds the arrays; `config.yaml`, `codec.json` and `promolecule.json` are the run's; `weights.json`
+describes the arrays and has the SHA-256 of each other file; `README.md` is the model card. `tomat predict` and `tomat
+eval` accept the folder in place of a run.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from tomat.predict.weights.record import (
 )
 
 SEPARATOR = "|"
-"""Between the name of an array and the part of its quantised form; no name has it."""
+"""Separates the name of an array and the part of its quantised form. It occurs in no name."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Compression:
     scheme: Scheme
     group: int
     bits: Mapping[Part, int]
-    """By part of the decoder; the rest stays as it is."""
+    """Bits for each part of the decoder to quantise. Other parts stay whole."""
 
     def __post_init__(self) -> None:
         for bits in self.bits.values():
@@ -56,13 +56,13 @@ class Compression:
 
 @dataclass(frozen=True)
 class WrittenWeights:
-    """What a folder of weights takes, and how far it is from the run's."""
+    """The size of a folder of weights, and its error relative to the run's weights."""
 
     weights_bytes: int
-    """Of the arrays as stored."""
+    """Bytes of the arrays as stored."""
     float32_bytes: int
     relative_error: Mapping[str, float]
-    """By array that was quantised here: root of the squared difference over that of the squares."""
+    """For each array that was quantised here: the norm of its error divided by the norm of the array."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class StoredWeights:
     stored: Mapping[str, np.ndarray | Quantised]
     weights: str
     quantised_from: str | None
-    """As `WeightsRecord` has it."""
+    """As in `WeightsRecord`."""
 
     @property
     def quantised(self) -> dict[str, Quantised]:
@@ -94,8 +94,8 @@ def write_weights(
     workers: int = 1,
     on_array: Callable[[str], None] = lambda name: None,
 ) -> WrittenWeights:
-    """Write the folder, which must not be there; it appears whole or not at all. Arrays in few bits stay so. With
-    `for_hub` its card is one of the Hugging Face hub."""
+    """Write the folder, which must not exist yet; it appears whole or not at all. Quantised arrays are stored as they
+    are. With `for_hub`, the card has the head that the Hugging Face hub reads."""
     if output.exists():
         raise TomatError(f"{output} is there already; give another folder, or remove it.")
     quantised_from = None
@@ -133,7 +133,7 @@ def write_weights(
         folder.mkdir()
         try:
             save_file(stored, folder / ARRAYS_FILE, metadata={"format": "np"})
-        except SafetensorError as error:  # it says so of a full disk
+        except SafetensorError as error:  # also raised for a full disk
             raise TomatError(f"{output} cannot be written: {first_line(error)}. Make room.") from error
         for name in (CONFIG_FILE, CODEC_FILE, PROMOLECULE_FILE):
             if (run_dir / name).exists():

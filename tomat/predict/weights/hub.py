@@ -1,4 +1,4 @@
-"""A folder of weights that lies on the Hugging Face hub, through `huggingface_hub`, which Levanter brings."""
+"""Folders of weights on the Hugging Face hub, through `huggingface_hub`, which is installed with Levanter."""
 
 import json
 import re
@@ -10,15 +10,15 @@ from tomat.base.reporting import first_line
 from tomat.predict.weights.record import ARRAYS_FILE, WEIGHTS_FILE, is_weights_folder, read_weights_record
 
 FILES = (ARRAYS_FILE, WEIGHTS_FILE, CONFIG_FILE, CODEC_FILE, PROMOLECULE_FILE, PAGE_FILE)
-"""What is fetched, whatever else lies there."""
+"""The only files that are fetched."""
 ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 LICENCES = ("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")
-"""Those that people give to weights and that the hub has names for (huggingface.co/docs/hub/repositories-licenses)."""
+"""Licences in use for weights that the hub has names for (huggingface.co/docs/hub/repositories-licenses)."""
 
 
 def hub_folder(place: str) -> Path:
-    """The local copy of `hf://ORG/NAME`, or of its revision `hf://ORG/NAME@REVISION`: fetched, or where there is no
-    network as it was fetched before. A folder whose files have no hashes is refused."""
+    """The local copy of `hf://ORG/NAME`, or of its revision `hf://ORG/NAME@REVISION`. It is fetched; without a network,
+    the copy of an earlier fetch is used. A folder whose files have no hashes is refused."""
     found = ADDRESS.fullmatch(place)
     if found is None:
         raise TomatError(f"{place} is no model of the hub; expected hf://ORG/NAME or hf://ORG/NAME@REVISION.")
@@ -43,7 +43,7 @@ def hub_folder(place: str) -> Path:
 
 
 def front_matter(licence: str | None) -> str:
-    """What the hub reads of a card, before its text."""
+    """The head of a model card, which the hub reads."""
     lines = ["library_name: tomat", "tags: [electron-density, crystals, dft, materials-science, safetensors]"]
     if licence is not None:
         known = licence.lower() in LICENCES

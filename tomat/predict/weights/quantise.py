@@ -1,10 +1,10 @@
-"""A matrix in few bits a number: codes of a group with one scale, and what each code stands for.
+"""Quantises a matrix to few bits a number: codes, one scale for each group of codes, and a table of their values.
 
-`affine`: whole numbers times the scale (qwix, largest magnitude of a group at the end of the range). `lut`: a table of
-2^bits values that all groups of a matrix share, fitted by Lloyd-Max to its numbers over their scales, and the scale
-that then fits a group best. Of normally distributed numbers the error is 11 % with 4 affine bits in groups of 128, and
-9.7, 18.6 and 34 % with tables of 4, 3 and 2 bits (J. Max, "Quantizing for minimum distortion", 1960: 0.0095, 0.0345 and
-0.1175 of the variance).
+`affine`: whole numbers times the scale (qwix; a group's largest magnitude is at the end of the range). `lut`: a table
+of 2^bits values that all groups of a matrix share, fitted by Lloyd-Max to the numbers divided by their scales; each
+group then gets the scale that fits it best. For normally distributed numbers the error is 11 % with 4 affine bits in
+groups of 128, and 9.7, 18.6 and 34 % with tables of 4, 3 and 2 bits (J. Max, "Quantizing for minimum distortion", 1960:
+0.0095, 0.0345 and 0.1175 of the variance).
 """
 
 import importlib.util
@@ -20,13 +20,13 @@ from tomat.data.codec.quantiser import FineBins, optimal_cuts
 from tomat.predict.weights.record import Description, Scheme
 
 BITS: Mapping[Scheme, tuple[int, ...]] = {"affine": (8, 4), "lut": (4, 3, 2)}
-"""Offered. A table of 8 bits would take longer to look up than it saves; of 2 affine bits the error is 55 %."""
+"""Bits that are offered. A table of 8 bits would cost more time than it saves; 2 affine bits have an error of 55 %."""
 DEFAULT_GROUP = 128
 _OFFSET = 64.0
-"""Added to numbers over their scale, so that the histogram of densities, which are positive, counts them. Its bins are
-1/128 wide there, a thirtieth of the narrowest interval of 4 bits."""
+"""Added to numbers divided by their scale, because the histogram is made for densities and counts only positive
+numbers. Its bins are 1/128 wide there, a thirtieth of the narrowest interval of 4 bits."""
 _SPAN = 60.0
-"""Numbers beyond this many scales count as this many in the fit of a table."""
+"""The fit of a table clips numbers to this many scales."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +35,13 @@ class Quantised:
     bits: int
     shape: tuple[int, int]
     group: int
-    """Numbers of a row that share a scale; divides `in`."""
+    """How many numbers of a row share a scale; divides `in`."""
     codes: np.ndarray
     """uint8 [out, in]: 0 to 2^bits - 1."""
     scales: np.ndarray
     """float16 [out, in / group]."""
     table: np.ndarray
-    """float32 [2^bits]: what a code stands for, times the scale."""
+    """float32 [2^bits]: the value of each code, before it is multiplied by the scale."""
 
     def values(self) -> np.ndarray:
         rows, columns = self.shape
@@ -49,12 +49,12 @@ class Quantised:
         return (grouped * self.scales.astype(np.float32)[..., None]).reshape(self.shape)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What is stored; `of_arrays` reads it."""
+        """The arrays to store, which `of_arrays` reads."""
         return {"codes": packed(self.codes.reshape(-1), self.bits), "scales": self.scales, "table": self.table}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], how: Description) -> "Quantised":
-        """What `arrays` gave, with `how` it was made."""
+        """The inverse of `arrays`, with the `description` as `how`."""
         try:
             (rows, columns), bits, group = how["shape"], how["bits"], how["group"]
             scales, table = arrays["scales"], arrays["table"]
@@ -83,7 +83,7 @@ def check_offered(bits: int, scheme: Scheme) -> None:
 
 
 def quantise(matrix: np.ndarray, bits: int, scheme: Scheme, group: int = DEFAULT_GROUP) -> Quantised:
-    """A matrix, finite floats [out, in], in few bits. Of `in` the divisor of the smallest ratio to `group` is taken."""
+    """Quantise a matrix of finite floats [out, in], in groups of the divisor of `in` nearest to `group` as a ratio."""
     check_offered(bits, scheme)
     matrix = np.asarray(matrix, np.float32)
     rows, columns = matrix.shape
@@ -115,7 +115,7 @@ def _lut(grouped: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nda
     histogram.add(np.clip(relative, -_SPAN, _SPAN) + np.float32(_OFFSET))
     fine = FineBins(histogram)
     n = 1 << bits
-    if len(fine.bins) < n:  # a matrix of a few different numbers: they are the table
+    if len(fine.bins) < n:  # the matrix has only a few different numbers, which are then the table
         values = np.pad(fine.centres, (0, n - len(fine.bins)), mode="edge")
     else:
         values = fine.means(optimal_cuts(fine, n, absolute=False)[0])
@@ -134,7 +134,7 @@ def packed(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpacked(stored: np.ndarray, bits: int, n: int) -> np.ndarray:
-    """uint8 [n]: what `packed` was given; a ValueError if there is not as much."""
+    """The inverse of `packed`, uint8 [n]. Raises ValueError if `stored` has another size."""
     if stored.dtype != np.uint8 or stored.shape != (-(-n * bits // 8),):
         raise ValueError(f"{stored.dtype} {list(stored.shape)} are not {n} codes of {bits} bits")
     single = np.unpackbits(stored, bitorder="little", count=n * bits).reshape(n, bits)

@@ -1,4 +1,4 @@
-"""Which weights of a run are taken, and what a folder of weights says of itself; without JAX or the weights."""
+"""Finds the weights of a run, and reads the record of a folder of weights, without JAX and without the arrays."""
 
 import hashlib
 import json
@@ -34,18 +34,18 @@ class Description(TypedDict):
 
 @dataclass(frozen=True)
 class WeightsRecord:
-    """`weights.json`, as far as it is read again."""
+    """The keys of `weights.json` that are read again."""
 
     step: Count
     weights: str
-    """Of the run, as `LoadedRun.weights` says it, and how it was compressed."""
+    """Kind of the weights, as in `LoadedRun.weights`, and how they were compressed."""
     quantised: Mapping[str, Description]
     sha256: Mapping[str, Sha256]
-    """Of each other file, by name."""
+    """SHA-256 of each other file, by name."""
     error: str | None = None
-    """What the run's evaluation said of held-out cells, in words; None: there was none, or by an earlier tomat."""
+    """The run's error on held-out cells, in words; None: there was no evaluation, or an earlier tomat wrote this."""
     quantised_from: Sha256 | None = None
-    """`arrays_sha256` of the arrays before they were quantised; None: nothing was quantised, or by an earlier tomat."""
+    """`arrays_sha256` of the arrays before quantisation; None: nothing was quantised, or by an earlier tomat."""
 
 
 def is_weights_folder(folder: Path) -> bool:
@@ -56,7 +56,7 @@ def read_weights_record(folder: Path) -> WeightsRecord:
     place = folder / WEIGHTS_FILE
     content = read_bytes(place)
     stated = mapping(parse_json(content, f"{place} is damaged: it", AGAIN)).get("format_version")
-    # Before the hash, which a later version may make in another way.
+    # Checked before the hash, because a later version may compute the hash in another way.
     if isinstance(stated, int) and stated > FORMAT_VERSION:
         said = f"{place} has format_version {stated}"
         raise TomatError(f"{said}; this tomat reads {FORMAT_VERSION}. Install a newer one.")
@@ -69,20 +69,20 @@ def read_weights_record(folder: Path) -> WeightsRecord:
 
 @dataclass(frozen=True)
 class FoundWeights:
-    """The weights that are taken of a run, or of a folder of weights."""
+    """The weights that are used for a run, or for a folder of weights."""
 
     folder: Path
-    """Holds configuration, codec and promolecule; of a run that trained a model in few bits the folder of that."""
+    """Holds configuration, codec and promolecule. For a run with `distillation` it is the folder of its result."""
     run_name: str
     step: int
     kind: str
     checkpoint: str | None
     """Folder or URL; None: the arrays are in `folder`."""
     error: str | None = None
-    """As `WeightsRecord` has it; of a checkpoint as the evaluation of its run does."""
+    """`WeightsRecord.error`; for a checkpoint, the same words from the evaluation of its run."""
     model_type: str = ""
     sha256: str | None = None
-    """Of the file of arrays, or of the checksums of a local checkpoint's files; None: it has none."""
+    """SHA-256 of the file of arrays, or of the checksum file of a local checkpoint; None: there is none."""
 
     def __str__(self) -> str:
         return f"run {self.run_name} step {self.step}, weights {self.kind}"
@@ -121,8 +121,8 @@ def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
 
 
 def held_out_error(run_dir: Path, step: int, after: str = "") -> str | None:
-    """What the run's own evaluation of that step says of whole held-out cells, beside the sum of atoms; None: nothing.
-    `after` follows the figures."""
+    """The error on whole held-out cells, beside the sum of atoms, from the run's own evaluation of that step, in words;
+    None: there is no such evaluation. `after` is inserted after the figures."""
     try:
         found = json.loads((run_dir / EVALUATION_FILE).read_text(encoding="utf-8"))["free_running"]
         if found["settings"].get("step", step) != step:

@@ -1,1 +1,1 @@
-"""Kernels that chips have timed: their programs compiled here, what the planner says of them, and what fits best."""
+"""Kernels timed on chips: their programs, compiled here, and the fit of the planner's parameters to their times."""

@@ -1,7 +1,7 @@
-"""Compiles a kernel alone for a chip that is not here, in a process of its own.
+"""Compiles a single kernel for a chip that is not present, in a separate process.
 
-`python -m tomat.perf.timed_kernels.compile REQUEST.json` is that process (`perf/plan/compile/process.py` says why
-apart) of a timed kernel; `programs.py` asks it.
+`python -m tomat.perf.timed_kernels.compile REQUEST.json` is that process for a timed kernel; `programs.py` starts it.
+`perf/plan/compile/process.py` says why it is separate.
 """
 
 import sys
@@ -23,12 +23,12 @@ CHILD_MODULE = "tomat.perf.timed_kernels.compile"
 
 
 def compile_kernel(request: dict[str, Any], lower: Callable[[KernelTiming, Any], Any]) -> None:
-    """`compile_alone` of a timing."""
+    """`compile_alone` for a timing."""
     compile_alone(request, partial(lower, KernelTiming(**request["timing"])))
 
 
 def compile_alone(request: dict[str, Any], lower: Callable[[Any], Any]) -> None:
-    """Keep a program, its schedules and its memory, or why it has none. `lower` gives the lowered program
+    """Keep a program, its schedules and its memory, or the reason for a refusal. `lower` gives the lowered program
     (`jax.stages.Lowered`) for a described device. The request has `slice`, `compiler` and the answer's `key`."""
     say("starting")
     device = topology_devices(slice_named(request["slice"]), request["compiler"])[0]
@@ -36,23 +36,23 @@ def compile_alone(request: dict[str, Any], lower: Callable[[Any], Any]) -> None:
     part.mkdir()
     try:
         result = _compiled(lower(device), part, Path(request["work_dir"]) / LLO_DUMP)
-    except TomatError as error:  # an answer too
+    except TomatError as error:  # a refusal is an answer too
         result = {"refused": str(error)}
     keep_answer(result, part, Path(request["programs_dir"]) / request["key"])
 
 
 def _compiled(lowered: Any, part: Path, llo_dump: Path) -> dict[str, Any]:
-    """What the compiler makes of a program, which is left in `part`."""
+    """Compile a program, and leave it in `part`. Returns memory and compile time."""
     say("compiling")
     began = time.perf_counter()
     try:
         compiled = lowered.compile()
-    except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
+    except Exception as error:  # JaxRuntimeError, for which jax exports no stable name
         raise TomatError(f"the compiler refuses it: {first_line(error)[:300]}") from None
     compile_seconds = time.perf_counter() - began
     module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
     keep_program(part, module, llo_dump)
-    # jax 0.11.1: of the program as it is loaded, arguments and outputs included; what tokamax records.
+    # jax 0.11.1: the memory of the loaded program, with arguments and outputs. tokamax records the same.
     memory = compiled.memory_analysis()
     return {
         "status": "fits",

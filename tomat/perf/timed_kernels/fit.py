@@ -1,5 +1,5 @@
-"""Fits the model of a chip to kernels and collectives that it has run, and says how well it does on kernels that it
-has not seen."""
+"""Fits the model of a chip to kernels and collectives that the chip has run, and gives its error on kernels that were
+left out of the fit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -28,18 +28,18 @@ SPREAD = Parameters(
     step_seconds=3e-7,
     kernel_seconds=1e-6,
 )
-"""How far from `PRIOR` a parameter may plausibly be. One that the kernels at hand do not decide stays there: being off
-by this much counts as much as one kernel that is off by `PRIOR_WEIGHT`."""
+"""How far from `PRIOR` a parameter may plausibly be. A parameter that the kernels do not determine stays at `PRIOR`: a
+deviation by this much counts as much as one kernel with an error of `PRIOR_WEIGHT`."""
 PRIOR_WEIGHT = 0.01
 LOWER = Parameters(0.4, 0.4, 0.0, 0.5, 0.4, 1.5, 0.0, 0.0, 0.0)
 UPPER = Parameters(1.0, 1.0, 2.0, 1.1, 1.2, 40.0, 1e-6, 5e-6, 2e-5)
 OUTLIER = 0.03
-"""Beyond this error a kernel counts linearly, not by its square: what the model has no term for pulls less."""
+"""Beyond this error a kernel counts linearly, not by its square. Effects that the model has no term for pull less."""
 FOLDS = 5
 
 
 class TimedPrograms:
-    """Programs with their measured times, all kernels of all of them in one table."""
+    """Programs with their measured times. The kernels of all programs are in one table."""
 
     def __init__(self, programs: Sequence[tuple[KernelTiming, ProgramWork]], bandwidth: float) -> None:
         self.timings = [timing for timing, _ in programs]
@@ -48,11 +48,11 @@ class TimedPrograms:
         self.executions = np.array([times for _, times in self.works])
         self.table = WorkTable([work for work, _ in self.works], bandwidth)
         self.back_to_back = np.array([timing.op.startswith(OWN) for timing in self.timings], bool)
-        """Rows of `tomat bench chip` are timed in a row of executions that lasts; tokamax's one by one."""
+        """`tomat bench chip` times many executions in succession; tokamax times them one by one."""
         self.measured = np.array([timing.seconds for timing in self.timings])
 
     def parts(self, at: Parameters) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(HBM, core, whole) seconds of one execution of each kernel, as long as its program lasts."""
+        """(HBM, core, whole) seconds of one execution of each kernel, sustained as long as its program lasts."""
         short = self._sum(self.table.parts(at, 0.0)[2])
         share = np.maximum(sustained_share(short), self.back_to_back)
         return self.table.parts(at, share[self.program])
@@ -64,11 +64,11 @@ class TimedPrograms:
         return self._sum(self.parts(at)[2])
 
     def errors(self, at: Parameters) -> np.ndarray:
-        """Estimate over measurement, minus one."""
+        """Estimate divided by measurement, minus one."""
         return self.seconds(at) / self.measured - 1.0
 
     def bounds(self, at: Parameters) -> list[str]:
-        """What takes most of each program: a key of `chip_model.BOUNDS`."""
+        """What takes most of each program's time: a key of `chip_model.BOUNDS`."""
         hbm, core, whole = self.parts(at)
         totals: list[dict[str, float]] = [{} for _ in self.timings]
         for number, (work, times) in enumerate(self.works):
@@ -84,13 +84,13 @@ class Fit:
 
     parameters: Parameters
     deviations: Mapping[str, float]
-    """Standard error of each, from the kernels' scatter; the prior's spread where they say nothing of it."""
+    """Standard error of each, from the kernels' scatter; if undetermined, `SPREAD` times scatter / `PRIOR_WEIGHT`."""
     held_out_errors: np.ndarray
-    """Of each program, with parameters fitted to the others: those of its shape are left out with it."""
+    """The error of each program, with parameters fitted to the other folds. Programs of one shape are in one fold."""
 
 
 def fit(programs: TimedPrograms) -> Fit:
-    """Fit a chip's parameters, and cross-validate by shape. Of at least as many programs as there are folds."""
+    """Fit a chip's parameters to at least `FOLDS` programs, and cross-validate by shape."""
     everyone = np.arange(len(programs.timings))
     best = _fit(programs, everyone, np.array(astuple(PRIOR)))
     shapes = sorted({timing.shape_key for timing in programs.timings})  # hashes: their order is arbitrary
@@ -110,7 +110,7 @@ def fit(programs: TimedPrograms) -> Fit:
 
 
 def _fit(programs: TimedPrograms, counted: np.ndarray, start: np.ndarray):
-    """The result of `scipy.optimize.least_squares` on the logarithms of the errors."""
+    """The result of `scipy.optimize.least_squares` on the logarithms of estimate over measurement."""
     from scipy.optimize import least_squares
 
     prior, spread, lower, upper = (np.array(astuple(one)) for one in (PRIOR, SPREAD, LOWER, UPPER))
@@ -125,9 +125,9 @@ def _fit(programs: TimedPrograms, counted: np.ndarray, start: np.ndarray):
 
 
 PASSES = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
-"""Kinds that go round, and how often: an all-reduce scatters, then gathers."""
+"""Kinds that go round a ring, and how many times: an all-reduce scatters, then gathers."""
 PERMUTE = "collective-permute"
-"""Of neighbours: one hop."""
+"""Between neighbours: one hop."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,12 @@ class _Report:
 
 
 def measured_rates(timings: Path) -> tuple[str, dict[str, Any]] | None:
-    """The chip and its record of collectives, from the JSON that `tomat bench chip` writes beside its file of timings;
-    None where there is none, or it has no collectives (of one device).
+    """The chip and its rates of collectives, from the JSON that `tomat bench chip` writes beside its file of timings;
+    None if there is no such file, or it has no collectives (it is of one device).
 
-    The fits in it say `seconds = start + bytes moved / rate` for each kind. The model of a plan
-    (`perf/cost/interconnect.py`) has the hops apart from the start, and the rate as a share of the links that a ring
-    over the whole slice has.
+    The fits in it say `seconds = start + bytes moved / rate` for each kind. The planner's model
+    (`perf/cost/interconnect.py`) separates hops from the start, and has the rate as a share of the links' bandwidth in
+    a ring over the whole slice.
     """
     path = timings.with_suffix(".json")
     if not path.is_file():

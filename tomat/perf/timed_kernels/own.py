@@ -1,9 +1,9 @@
-"""Programs of tomat's own: what `tomat bench chip` times on the device that is there, and what a calibration compiles
-of the rows that it wrote.
+"""tomat's own programs. `tomat bench chip` times them on the present device and writes rows; a calibration compiles the
+programs of these rows.
 
-A row names the operation, its arrays and its settings; nothing else decides the program. XLA moves work that does not
-change out of a loop (seen in the compiled v6e programs), so only operations that can take what they gave are repeated
-in one, by `loop`, to be longer than their dispatch: `CARRIED`. The others run once: `ONCE`.
+A row names the operation, its arrays and its settings; nothing else determines the program. XLA moves loop-invariant
+work out of a loop (seen in the compiled v6e programs). So only operations that can take their own result as input are
+repeated in a loop, `loop` times, to last longer than their dispatch: `CARRIED`. The others run once: `ONCE`.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from tomat.base.reporting import first_line
 from tomat.perf.timed_kernels.timings import KernelTiming, described
 
 TIMED_WITH = "timed_with"
-"""The setting that says which JAX and which runtime timed a row; it decides nothing of the program."""
+"""The setting that says which JAX and which runtime timed a row. It has no effect on the program."""
 
 type Arrays = Mapping[str, jax.Array]
 
@@ -72,12 +72,12 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, *, tiles: Mapping[str, Any
 
 
 def _splash_backward(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array, *, tiles: Mapping[str, Any]) -> Any:
-    """The forward kernel that keeps its residuals, then the backward: what a step does for a layer that it kept."""
+    """The forward kernel that keeps its residuals, then the backward, as in a step for a layer without remat."""
     return jax.vjp(partial(_splash, tiles=tiles), q, k, v)[1](d_out)
 
 
 CARRIED: Mapping[str, tuple[tuple[str, ...], Callable[..., dict[str, jax.Array]]]] = {
-    # XLA:TPU fuses a product into the next one; the two are to be kernels of their own.
+    # XLA:TPU would fuse a product into the next one. The barrier keeps two kernels.
     "tomat_matmul_chain": (("x", "up", "down"), lambda x, up, down: {"x": lax.optimization_barrier(x @ up) @ down}),
     "tomat_add": (("x", "y"), lambda x, y: {"x": x + y}),
     "tomat_swiglu": (("gate", "up"), lambda gate, up: {"gate": jax.nn.silu(gate) * up}),
@@ -85,12 +85,12 @@ CARRIED: Mapping[str, tuple[tuple[str, ...], Callable[..., dict[str, jax.Array]]
     "tomat_softmax": (("x",), lambda x: {"x": jax.nn.softmax(x, axis=-1)}),
     "tomat_adam": (("parameter", "mean", "square", "gradient"), _adam),
 }
-"""Operation -> its arrays, and one round of it: those of them that it changes. Settings: `links`, rounds that follow
-each other in one body, and `loop`, how often the body runs; 1 where they are not given."""
+"""Operation -> its arrays, and one round of it, which returns the arrays that it changes. Settings: `links`, rounds in
+succession in one loop body, and `loop`, how often the body runs; 1 where they are not given."""
 
 ONCE: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "tomat_matmul": (("x", "w"), lambda x, w: x @ w),
-    # The gradient of weights: both operands lie with the contracted axis outermost.
+    # The gradient of weights: the contracted axis is the outermost of both operands.
     "tomat_matmul_transposed": (("x", "y"), lambda x, y: x.T @ y),
     "tomat_copy": (("x",), jnp.copy),
     "tomat_copy_transposed": (("x",), jnp.transpose),
@@ -102,18 +102,18 @@ ONCE: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "tomat_splash_attention": (("q", "k", "v"), _splash),
     "tomat_splash_attention_backward": (("q", "k", "v", "d_out"), _splash_backward),
 }
-"""Operation -> its arrays, and what it computes. Settings: `columns` of the slice (128 of a float32 array in rows of C
-are pieces of 4 KB, 32 C bytes apart: one tile of 8 x 128 out of C / 128); the tiles of splash attention
+"""Operation -> its arrays, and its function. Settings: `columns` of the slice (128 columns of a float32 array with rows
+of C are pieces of 4 KB, 32 C bytes apart: one tile of 8 x 128 out of C / 128); the tiles of splash attention
 (`SplashBlockSizes`)."""
 
 SPLASH = ("tomat_splash_attention", "tomat_splash_attention_backward")
-"""TPUs alone run them."""
+"""Operations that only TPUs run."""
 
 
 def own_program(op: str, arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> OwnProgram:
-    """The program of a row: its operation, of `CARRIED` or `ONCE`; its arrays, as `bf16[1024,4096]`; its settings, of
-    all operations `scoped_vmem_kib`, the fast memory that the compiler may give one kernel (default: its own), and
-    `timed_with`."""
+    """The program of a row: its operation, of `CARRIED` or `ONCE`; its arrays, as `bf16[1024,4096]`; its settings. All
+    operations accept `scoped_vmem_kib`, the VMEM that the compiler may give one kernel (default: the compiler's own
+    limit), and `timed_with`."""
     if op not in CARRIED and op not in ONCE:
         raise TomatError(f"tomat has no operation {op}; it has {', '.join(sorted((*CARRIED, *ONCE)))}")
     names = (CARRIED[op] if op in CARRIED else ONCE[op])[0]
@@ -149,7 +149,7 @@ def own_program(op: str, arguments: Mapping[str, Any], settings: Mapping[str, An
 
 
 def _count(settings: dict[str, Any], name: str) -> int:
-    """Take a setting out; 1 where it is not there."""
+    """Remove and return a setting; 1 if it is missing."""
     value = settings.pop(name, 1)
     if type(value) is not int or value < 1:
         raise TomatError(f"{name} is {value!r}; expected a whole number from 1")
@@ -169,7 +169,7 @@ def _repeated(step: Callable[..., dict[str, jax.Array]], loop: int, links: int) 
     def body(arrays: Arrays) -> dict[str, jax.Array]:
         state = step(**arrays)
         for _ in range(links - 1):
-            # Or XLA would make one kernel of the links.
+            # Without the barrier, XLA would make one kernel of the links.
             state = step(**{**arrays, **lax.optimization_barrier(state)})
         return state
 

@@ -1,7 +1,7 @@
-"""Timed kernels with their compiled programs, from the plan cache or by compiling them, and what one run has to do.
+"""Timed kernels with their compiled programs, from the plan cache or by compiling them, and the work of one run.
 
-What was compiled is found again: a calibration that was stopped goes on where it was. A kernel that takes too long or
-takes the compiler down costs its own row.
+Compiled programs are found again, so a calibration that was stopped continues where it was. A kernel that compiles too
+long, or crashes the compiler, loses only its own row.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ from tomat.perf.timed_kernels.compile import CHILD_MODULE
 from tomat.perf.timed_kernels.timings import OWN, KernelTiming, RefusedRow
 
 SOURCES = ("tomat.perf.timed_kernels.own", "tomat.perf.cost.llo")
-"""What builds a program of tomat's own, and what reads its schedules."""
+"""The modules that build tomat's own programs and read their schedules."""
 
 
 class Compiler(NamedTuple):
     name: str
     """Such as `libtpu 0.0.46`."""
     library: Path | None = None
-    """Of one that is not installed (`profiling/calibrate_with_libtpu.py`)."""
+    """The library of a compiler that is not the installed one (`profiling/calibrate_with_libtpu.py`)."""
 
 
 CompilerOf = Callable[[str], Compiler]
-"""Operation -> what compiles it."""
+"""Operation -> the compiler that compiles it."""
 
 
 def installed_compiler(op: str) -> Compiler:
@@ -47,7 +47,7 @@ class ProgramWork:
     kernels: tuple[tuple[KernelWork, float], ...]
     """Each kernel, and how often it runs."""
     unscheduled_pallas: tuple[str, ...]
-    """Names of Pallas kernels of which no schedule was found."""
+    """Names of the Pallas kernels for which no schedule was found."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class TimedProgram:
 
     @property
     def memory_error(self) -> float | None:
-        """Planned over recorded peak memory, minus one; None where the file has none."""
+        """Planned peak memory divided by the recorded one, minus one; None if the file has none."""
         recorded = self.timing.peak_memory_bytes
         return self.peak_memory_bytes / recorded - 1.0 if recorded else None
 
 
 def kept_work(folder: Path, slice_: Slice) -> ProgramWork:
     program, schedules = kept_program(folder, "calibrate")
-    # For the work alone: no parameters of the chip are needed, and there may be none yet.
+    # Only the work is read, which needs no parameters of the chip; there may be none yet.
     model = ChipModel(slice_.chip.name, Parameters(), borrowed=True)
     step = estimate_step(program, schedules, slice_, title="kernel", model=model)
     ops = step.ops.values()
@@ -87,10 +87,10 @@ def timed_programs(
     decided_by: str = "",
     compiler_of: CompilerOf = installed_compiler,
 ) -> Iterator[TimedProgram | RefusedRow]:
-    """Each timing with its program, or why it has none, in order; `workers` are compiled at once.
+    """Each timing with its program, or the reason why it has none, in order. `workers` programs are compiled at once.
 
-    `child` is the module that compiles one, and `decided_by` says what decides its programs beside the compiler and
-    what tomat has; `limits` are those of one compile.
+    `child` is the module that compiles a program. `decided_by` names what its programs depend on beside the compiler
+    and tomat's own sources. `limits` apply to one compile.
     """
     programs = open_cache(cache)
     versions = [f"jax {importlib.metadata.version('jax')}", sources_digest(*SOURCES), decided_by]
@@ -102,7 +102,7 @@ def timed_programs(
         compiler, library = compiler_of(timing.op)
         words = json.dumps([timing.key, compiler, *versions])
         key = hashlib.sha256(words.encode()).hexdigest()[:24]
-        # The first one is the smallest, which libtpu 0.0.46 describes; a kernel is compiled for its first device.
+        # The first slice is the smallest that libtpu 0.0.46 describes. A kernel is compiled for its first device.
         slice_ = next(one for one in TPU_SLICES.values() if one.chip.name == timing.chip)
         kept = open_result(programs / key, PROGRAM_FILES)
         if kept is None:
@@ -111,7 +111,7 @@ def timed_programs(
             request = {"key": key, "slice": slice_.name, "compiler": compiler, "timing": asdict(timing)}
             try:
                 kept = ask(child, request, slice_, cache, limits or Limits(), library=library)
-            except RequestRefused:  # the chip cannot be described: no other row of it can be compiled
+            except RequestRefused:  # the chip cannot be described, so none of its rows can be compiled
                 raise
             except TomatError as error:
                 return RefusedRow(timing.line, " ".join(str(error).split())[:300])

@@ -1,8 +1,8 @@
-"""Reads a file of kernel timings: programs that somebody timed on a chip.
+"""Reads a file of kernel timings: programs that were timed on a chip.
 
 The format is CSV with the columns of `COLUMNS`: openxla/tokamax's autotuning data (`tokamax/data/autotuning` at commit
-783ea95, 2026-08-21, Apache-2.0) put into one table. `shapes` are the arguments of the call as tokamax writes them,
-`settings` its tiles. A row that cannot be is named and left out; the others count.
+783ea95, 2026-08-21, Apache-2.0) put into one table. `shapes` holds the arguments of the call as tokamax writes them,
+`settings` its tiles. An invalid row is reported and left out; the others count.
 """
 
 import csv
@@ -26,42 +26,42 @@ if TYPE_CHECKING:
 
 COLUMNS = ("chip", "op", "shapes", "settings", "ms_median", "ms_min", "ms_max", "runs", "peak_memory_mb")
 CHIP_NAMES = {"v7x": "tpu7x"}
-"""Names of the file that are not those of `chip_table.py`."""
+"""Names of chips in the file that differ from those of `chip_table.py`."""
 OWN = "tomat_"
-"""Operations that begin so are tomat's own (`own.py`), the others tokamax's."""
+"""Operations with this prefix are tomat's own (`own.py`), the others tokamax's."""
 
 ARRAY = re.compile(r"(bool|[a-z]+\d+)\[((?:[1-9]\d*(?:,[1-9]\d*)*)?)\]")
-"""An array as the file writes it: `bf16[1024,4096]`. None has an empty axis."""
+"""An array as the file writes it: `bf16[1024,4096]`. No axis is empty."""
 
 Milliseconds = Annotated[float, Meta(ge=0.001, le=60_000)]
-"""A kernel takes between a microsecond and a minute. Times outside are in another unit: the shortest of tokamax's 1,948
+"""A kernel takes between a microsecond and a minute. A time outside is in another unit: the shortest of tokamax's 1,948
 rows is 0.009 ms, the longest 16,626 ms."""
 
 
 @dataclass(frozen=True)
 class KernelTiming:
     line: int
-    """Of the file, the header is line 1."""
+    """Line in the file; the header is line 1."""
     chip: str
     op: str
     arguments: Mapping[str, Any]
-    """Of the call; arrays as `bf16[1024,4096]`."""
+    """Arguments of the call; arrays as `bf16[1024,4096]`."""
     settings: Mapping[str, Any]
     """Tiles and layouts; empty where the operation has none."""
     seconds: float
-    """The median run."""
+    """Time of the median run."""
     peak_memory_bytes: int | None
-    """What the compiler said; None if the file does not."""
+    """Peak memory that the compiler stated; None if the file has none."""
 
     @cached_property
     def key(self) -> str:
-        """Names the program, whatever it was timed at."""
+        """Identifies the program, whatever its measured time."""
         words = json.dumps([self.chip, self.op, self.arguments, self.settings], sort_keys=True)
         return hashlib.sha256(words.encode()).hexdigest()[:24]
 
     @cached_property
     def shape_key(self) -> str:
-        """Names operation and array shapes, for any settings and chip: what cross-validation keeps together."""
+        """Identifies operation and array shapes, for any settings and chip. Cross-validation keeps them together."""
         arrays = ARRAY.findall(json.dumps(self.arguments, sort_keys=True))
         words = json.dumps([self.op.removeprefix("pallas_mosaic_tpu_").removeprefix("xla_chunked_"), arrays])
         return hashlib.sha256(words.encode()).hexdigest()[:12]
@@ -94,7 +94,7 @@ class _Row:
 
 
 def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
-    """The rows of a file of timings that can be, and those that cannot, each with its reason."""
+    """The valid rows of a file of timings, and the refused ones, each with its reason."""
     timings: list[KernelTiming] = []
     refused: list[RefusedRow] = []
     for line, cells in read_cells(path):
@@ -114,7 +114,7 @@ def read_timings(path: Path) -> tuple[list[KernelTiming], list[RefusedRow]]:
 
 
 def read_cells(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """The rows of a file of timings as text, each with its line."""
+    """The rows of a file of timings as text, each with its line number."""
     columns, rows = csv_rows(path, "kernel timings")
     if columns != COLUMNS:
         raise TomatError(f"{path} has the columns {', '.join(columns) or 'none'}; expected {', '.join(COLUMNS)}.")
@@ -122,7 +122,7 @@ def read_cells(path: Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def csv_rows(path: Path, what: str) -> tuple[tuple[str, ...], list[tuple[int, dict[str, str]]]]:
-    """The columns of a CSV file, and its rows, each with its line; a cell that is missing is empty."""
+    """The columns of a CSV file, and its rows, each with its line number. A missing cell is an empty text."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             table = csv.DictReader(file)
@@ -133,7 +133,7 @@ def csv_rows(path: Path, what: str) -> tuple[tuple[str, ...], list[tuple[int, di
 
 
 def cell_value(text: str) -> Any:
-    """What a cell holds: a number, a JSON object, nothing, or text that is neither."""
+    """The value of a cell: a number, a JSON object, None, or else its text."""
     try:
         value = json.loads(text) if text else None
     except (ValueError, RecursionError):
@@ -142,7 +142,7 @@ def cell_value(text: str) -> Any:
 
 
 def described(text: object, dtypes: Mapping[str, Any]) -> "jax.ShapeDtypeStruct | None":
-    """`bf16[8,4]` as an array to be; None for what is none, or of another type than `dtypes`."""
+    """The shape and dtype of `bf16[8,4]`; None if the text is no array, or has a type that is not in `dtypes`."""
     import jax
 
     found = ARRAY.fullmatch(text) if isinstance(text, str) else None

@@ -1,1 +1,1 @@
-"""Many plans: searches, sweeps, and the tiles of the loss."""
+"""Tuning by many plans: searches, sweeps, and tiles of the loss and attention kernels."""

@@ -1,5 +1,5 @@
-"""Which batch to try next on the way to the largest one, whoever judges: the compiler (`search.py`) or runs on the
-devices that are here (`measure/lab/max_batch.py`)."""
+"""Chooses the batch to try next in the search for the largest one. The judge of what fits is the compiler (`search.py`)
+or runs on the present devices (`measure/lab/max_batch.py`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,24 +7,23 @@ from typing import NamedTuple
 
 
 class Tried(NamedTuple):
-    """A size that was tried; sizes are batches in some unit."""
+    """The result for a size that was tried. Sizes are batches in some unit."""
 
     fits: bool
     memory_bytes: int | None
-    """None where it is not known, as of a run that was ended."""
+    """None if it is not known, as for a run that was ended."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """How far what a judge says of memory can be trusted."""
+    """How far the memory that a judge states can be trusted."""
 
     apart: float
-    """Of two sizes that a line goes through, the smaller over the larger, at most: between neighbours noise would
-    decide the slope."""
+    """Largest ratio of the smaller to the larger size on a line: between near sizes, noise would decide the slope."""
     beyond: float
-    """How far beyond the largest that fits the next size is, where the line puts the edge still nearer."""
+    """Least step beyond the largest size that fits, as a share of it, even if the line puts the edge nearer."""
     furthest: float
-    """A size beyond all that have fitted is at most this many times as large as the largest of them."""
+    """A size beyond all that fitted is at most this many times the largest that fitted."""
 
 
 COMPILER = Judge(apart=1.0, beyond=0.0, furthest=float("inf"))
@@ -37,8 +36,9 @@ def next_size(
 ) -> int | None:
     """The size to try next, from 1 to `most`; None once the largest that fits and the next one up are known.
 
-    Doubled, or where the memory of two is known, read off the line through it, which is nearly straight; near the edge
-    a little beyond it, so that the edge is between two sizes, and what is left of the bracket is halved, or cut by it.
+    The size is doubled, or once the memory of two sizes is known, taken from the line through both, since memory is
+    nearly linear. Near the edge it is a little beyond the line's size, so that the edge is bracketed. The bracket that
+    remains is halved, or cut at the line's size.
     """
     fit = max((size for size, one in known.items() if one.fits), default=0)
     unfit = min((size for size, one in known.items() if not one.fits and size > fit), default=most + 1)
@@ -54,13 +54,13 @@ def next_size(
         return int(max(fit + 1, min(target, judge.furthest * fit, most)))
     if guess is not None and unfit - fit > 2 * step and fit <= guess + step < unfit:
         return max(guess + step, fit + 1)
-    # Every other time, so that a line that names the wrong end of the bracket does not lead through all of it.
+    # The line cuts only every other time, so that a wrong line does not lead through the whole bracket step by step.
     inside = guess is not None and fit < guess < unfit and len(known) % 2
     return guess if inside else (fit + unfit) // 2
 
 
 def _by_line(known: Mapping[int, Tried], fit: int, most: int, limit_bytes: int | None, judge: Judge) -> int | None:
-    """The largest size below the limit on a line through the two nearest to `fit` that are apart."""
+    """The largest size below the limit, by a line through the two sizes nearest to `fit` that are far enough apart."""
     points = sorted((abs(size - fit), size, one.memory_bytes) for size, one in known.items() if one.memory_bytes)
     if limit_bytes is None or len(points) < 2:
         return None
@@ -68,6 +68,6 @@ def _by_line(known: Mapping[int, Tried], fit: int, most: int, limit_bytes: int |
     far = [point for point in others if min(point[1], near) <= judge.apart * max(point[1], near)]
     _, other, other_bytes = (far or others[-1:])[0]
     slope = (near_bytes - other_bytes) / (near - other)
-    if slope <= 0:  # as with a configured microbatch, which the batch only repeats; or it is noise
+    if slope <= 0:  # a configured microbatch, which a larger batch only repeats, or noise
         return None if judge.beyond else most
     return int(near + (limit_bytes - near_bytes) / slope)

@@ -1,4 +1,4 @@
-"""Changes of a run's configuration, as dotted keys and values: what a search tries and what a row of a sweep sets."""
+"""Changes of a run's configuration as dotted keys and values, for searches and for the rows of sweeps."""
 
 import json
 import re
@@ -20,7 +20,7 @@ PLAIN_WORD = re.compile(r"[A-Za-z_][\w./-]*")
 
 def override_words(overrides: Mapping[str, Any]) -> list[str]:
     """`{"model.num_heads": 8}` as the words of a command line, `["--model.num_heads", "8"]`."""
-    # JSON is YAML, which is how the values of overrides are read. A plain word stands bare.
+    # Values of overrides are read as YAML, which includes JSON. A plain word needs no quotes.
     words = []
     for key, value in overrides.items():
         plain = isinstance(value, str) and PLAIN_WORD.fullmatch(value) and yaml.safe_load(value) == value
@@ -35,7 +35,7 @@ def changed(config: "TrainConfig", overrides: Mapping[str, Any]) -> "TrainConfig
 
 
 def checked_keys(overrides: Any, where: str) -> dict[str, Any]:
-    """`overrides` as dotted keys and values, whichever of the two ways they are written."""
+    """`overrides`, a mapping or a list of command-line words, as dotted keys and values."""
     if overrides is None:
         return {}
     if isinstance(overrides, list):

@@ -1,12 +1,12 @@
-"""Runs that others made with Levanter and published, as steps to plan: a table of them, row by row.
+"""Runs that others made with Levanter and published, as steps to plan. They are read from a table, row by row.
 
-A row says what was run; what Levanter was on that day, and the table does not say, is here, each with its source:
+A row says what was run. This module adds what the table leaves out, the state of Levanter on that day, with sources:
 
 - loss: the logits of all positions at once until marin-community/marin's pull request 2521 (2026-01-28) brought the
   fused cross-entropy, whose XLA form is the default on TPUs since pull request 3248 (2026-03-04);
-- attention: splash where the head is a multiple of 128. Of other heads JAX's kernel raised until its release 0.7.2
-  (jax-ml/jax issue 30861 of 2025-08-08), and Levanter then took its JAX flash attention. Sinks in splash need the same
-  release, and a run of 2025-11-11 has them: from that day on other heads count as splash too.
+- attention: splash where the head size is a multiple of 128. With other head sizes JAX's kernel raised an error until
+  its release 0.7.2 (jax-ml/jax issue 30861 of 2025-08-08), and Levanter then used its JAX flash attention. Sinks in
+  splash need the same release, and a run of 2025-11-11 has them: from that day on, all head sizes count as splash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tomat.perf.tuning.sweep_config import SweepConfig, SweepRow
 from tomat.perf.tuning.sweep_record import RECORD_FORMAT, Seconds, read_record
 
 NAME = "levanter-runs"
-"""Of the sweep: its record and page."""
+"""Name of the sweep, its record and its page."""
 TEMPLATE = shipped_folder("compare") / "levanter-run.yaml"
 
 FUSED_LOSS = date(2026, 1, 28)
@@ -36,7 +36,7 @@ SPLASH_ANY_HEAD = date(2025, 11, 11)
 LANES = 128
 
 DENSE = {"llama": "llama", "qwen3": "qwen3", "hackable": "llama"}
-"""Families that are planned, each as a `model.type`. `hackable` is the speedruns' own copy of Llama."""
+"""Families that are planned, with the `model.type` of each. `hackable` is the speedruns' own copy of Llama."""
 REFUSED = {
     "moe(mixtral)": "a mixture of experts, whose router tomat does not train",
     "hackable_gdn": "gated DeltaNet layers, which Levanter 0.2.227 has in no decoder",
@@ -44,7 +44,7 @@ REFUSED = {
     "hackable_attnsink": "attention sinks, which no configuration of a decoder of Levanter 0.2.227 can ask for",
     "hackable_nanogpt": "skips of its own between layers, which no decoder of Levanter 0.2.227 has",
 }
-"""Families that are not, each with why."""
+"""Families that are not planned, with the reason for each."""
 
 ADAMC = {"optimizer.adamc_weight_decay": True}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -62,12 +62,12 @@ SAME_WORK = {
     **dict.fromkeys(("adamw", "adamc", "cautious adamw", "c-adamc(cautious)"), "adam"),
     **dict.fromkeys(("muon", "muon(kimi scaling)", "muonc"), "muon"),
 }
-"""Optimizers that differ by operations on single numbers alone."""
+"""Optimizers that differ only by elementwise operations, and their common name."""
 RUNS_FILE = f"{NAME}.json"
-"""In a tracking folder: what the runs took. Their plans are the sweep's record."""
+"""File in a tracking folder with the measured times of the runs. Their plans are in the sweep's record."""
 
 SLIP = 0.01
-"""By which `step_seconds` may differ from `training_time_s` over `steps`: rounding. More is another unit."""
+"""Share by which `step_seconds` may differ from `training_time_s` over `steps` by rounding. More is another unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class _OnRecord:
     optimizer: str
     steps: Positive
     step_seconds: Seconds
-    """Of the record: its total time over its steps, its compiles and what else it holds included."""
+    """The run's total time divided by its steps, with its compiles and all else that the time includes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,18 +113,18 @@ class _Row(_OnRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun(_OnRecord):
-    """A run on record, and the step that it took or why there is no plan of it."""
+    """A run on record, with the step to plan, or the reason why it is not planned."""
 
     step: str = ""
-    """What a step was: runs of one such text differ in no operation that takes time, but in Levanter's on the day."""
+    """Describes a step. Runs with one text differ in no operation that takes time, except by Levanter's version."""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """On top of `TEMPLATE`; empty where it is not planned."""
+    """Overrides of `TEMPLATE`; empty if it is not planned."""
     refused: str = ""
-    """Why it is not planned; empty where it is."""
+    """Why it is not planned; empty if it is."""
     assumed: str = ""
-    """What the table does not say of it and the plan takes."""
+    """What the plan assumes because the table does not say it."""
     kept_aside: bool = False
-    """Whether its shape chooses nothing: every third shape, by the hash of its dimensions."""
+    """Whether its shape is left out of all choices: about every third shape, by the hash of its dimensions."""
 
 
 class _Kept(TypedDict):
@@ -132,8 +132,8 @@ class _Kept(TypedDict):
 
 
 def read_published_runs(path: Path) -> tuple[list[PublishedRun], list[str]]:
-    """The rows of a table (CSV with the columns of `_Row`, others are left out), and of rows that cannot be, what is
-    wrong with them. A file that is no such table, or has no row that can be used, is refused."""
+    """The valid rows of a table (CSV with the columns of `_Row`; other columns are ignored), and for each invalid row,
+    what is wrong with it. A file that is no such table, or has no valid row, is refused."""
     needed = list(_Row.__dataclass_fields__)
     columns, lines = csv_rows(path, "published runs")
     if missing := [name for name in needed if name not in columns]:
@@ -161,7 +161,7 @@ def keep_runs(tracking_dir: Path, runs: Sequence[PublishedRun]) -> None:
 
 
 def kept_runs(tracking_dir: Path) -> list[PublishedRun]:
-    """The runs on record; none where there is no record."""
+    """The runs on record; none if there is no record."""
     path = tracking_dir / RUNS_FILE
     if not path.is_file():
         return []
@@ -223,7 +223,7 @@ def _run(row: _Row) -> PublishedRun:
 
 
 def _why_not(row: _Row, optimizer: str) -> str:
-    """Why there is no plan of a row; empty where there is one. What it says that cannot be is an error."""
+    """Why a row is not planned; empty if it is. Raises an error for a row that contradicts itself."""
     if row.family not in (*DENSE, *REFUSED):
         return f"family {row.family} is not known; planned are {', '.join(DENSE)}"
     if row.family in REFUSED:

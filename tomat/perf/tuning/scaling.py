@@ -1,7 +1,7 @@
 """How the lines of a sweep scale over slices, in figures, and where communication takes over.
 
-A line is a recipe on slice after slice; a row of the sweep is a point of every line that it names. Tokens/s are of the
-whole slice, exposed collectives are the time of a step in which a chip does nothing but wait for others.
+A line is one recipe on several slices. A row of the sweep is a point of every line that it names. Tokens/s are those of
+the whole slice. Exposed collectives are the time of a step in which a chip does nothing but wait for others.
 """
 
 import itertools
@@ -16,19 +16,19 @@ from tomat.perf.profile.breakdown import Category
 from tomat.perf.tuning.sweep_rows import FITS, SAME, Interval, RowRecord
 
 COLLECTIVES_LIMIT = 0.10
-"""Of the step: from here on communication is called a cost of the slice. A chip in ten then works for nothing, and
-below it no change of communication can gain more than a tenth."""
+"""Share of a step from which on communication is called a cost of the slice. One chip in ten is then wasted; below it,
+no change of communication can gain more than a tenth."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where the exposed collectives of a line pass `COLLECTIVES_LIMIT`; fractions of the step."""
+    """Where the exposed collectives of a line pass `COLLECTIVES_LIMIT`, as fractions of the step."""
 
     line: str
     shares: Mapping[int, float]
-    """By the number of chips, of the points that have a step time; ascending."""
+    """Fractions of the points with a step time, by the number of chips, ascending."""
     without: Mapping[int, str]
-    """Chips of the points that have none, and why."""
+    """Reasons of the points without a step time, by the number of chips."""
 
     @property
     def above(self) -> list[int]:
@@ -53,7 +53,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Contest:
-    """The rows of one number of chips and one batch, those with a step time first, the fastest first."""
+    """The rows with one number of chips and one batch. The fastest is first; those without a step time are last."""
 
     n_chips: int
     batch_sequences: int
@@ -66,7 +66,7 @@ class Contest:
 
     @property
     def lead(self) -> float | None:
-        """Tokens/s of the fastest over those of the next, less 1; None without a next."""
+        """Tokens/s of the fastest row divided by those of the second, minus 1; None without a second."""
         if len(self.timed) < 2:
             return None
         first, second = (row.estimate("tokens_per_second_per_chip") for row in self.timed[:2])
@@ -74,7 +74,7 @@ class Contest:
 
     @property
     def against_interval(self) -> str | None:
-        """How the lead stands against the wider of the two intervals of tokens/s; None without a next."""
+        """The lead compared with the wider of the two intervals of tokens/s, in words; None without a second row."""
         if len(self.timed) < 2:
             return None
         first, second = (row.tokens_per_second_per_chip or {} for row in self.timed[:2])
@@ -103,7 +103,7 @@ class Contest:
 
 
 def tokens_per_second(row: RowRecord) -> Interval | None:
-    """Of the whole slice; None without a step time."""
+    """Tokens/s of the whole slice; None without a step time."""
     rate = row.tokens_per_second_per_chip
     if not rate or not row.n_chips:
         return None
@@ -112,14 +112,14 @@ def tokens_per_second(row: RowRecord) -> Interval | None:
 
 
 def exposed(row: RowRecord) -> tuple[float, float] | None:
-    """(seconds, share of the step) of the collectives beside which nothing runs; None without a step time."""
+    """(seconds, share of the step) of the exposed collectives; None without a step time."""
     found = {group["name"]: (group["seconds"], group["share"]) for group in row.categories}
     # A category that does not occur is not listed.
     return found.get(Category.COLLECTIVES_EXPOSED, (0.0, 0.0)) if found else None
 
 
 def lines_of(rows: Sequence[RowRecord]) -> dict[str, list[RowRecord]]:
-    """The points of each line by the number of chips, lines in the order of the rows."""
+    """The points of each line, sorted by the number of chips; lines are in the order of the rows."""
     lines: dict[str, list[RowRecord]] = {}
     for row in rows:
         for line in row.lines:
@@ -137,7 +137,7 @@ def crossings(rows: Sequence[RowRecord]) -> list[Crossing]:
 
 
 def contests(rows: Sequence[RowRecord]) -> list[Contest]:
-    """One for each number of chips and batch, ascending; a row of two lines takes part once."""
+    """One contest for each number of chips and batch, ascending. A row of two lines takes part once."""
 
     def of(row: RowRecord) -> tuple[int, int, int]:
         return row.n_chips or 0, row.batch_sequences or 0, row.sequence_tokens or 0
@@ -146,13 +146,13 @@ def contests(rows: Sequence[RowRecord]) -> list[Contest]:
         rate = row.tokens_per_second_per_chip
         return of(row), -rate["estimate"] if rate else math.inf, row.name
 
-    # A configuration that cannot be read has no batch to be compared at.
+    # Rows whose configuration could not be read have no batch, and are left out.
     known = sorted((row for row in rows if row.lines and all(of(row))), key=order)
     return [Contest(*key, tuple(group)) for key, group in itertools.groupby(known, key=of)]
 
 
 def scaling_record(rows: Sequence[RowRecord]) -> dict[str, Any]:
-    """The section in figures, for the record: seconds, fractions, tokens/s of the slice, bytes of one chip."""
+    """The figures of the section for the record: seconds, fractions, tokens/s of the slice, bytes of one chip."""
     crossed = {crossing.line: crossing for crossing in crossings(rows)}
     return {
         "collectives_limit": COLLECTIVES_LIMIT,
@@ -200,7 +200,7 @@ def _point(row: RowRecord) -> dict[str, Any]:
 
 
 def sequences_per_chip(row: RowRecord) -> float | None:
-    """Of the batch; None where the row has no batch or no slice."""
+    """Sequences of the batch per chip; None if the row has no batch or no slice."""
     return row.batch_sequences / row.n_chips if row.batch_sequences and row.n_chips else None
 
 

@@ -1,4 +1,4 @@
-"""Searches by compiling: the nearest change with which a step fits, and the largest batch that does.
+"""Searches by compiling: the nearest change with which a step fits into memory, and the largest batch that fits.
 
 Nothing is guessed. An estimate only chooses what to compile next, and every answer is a program whose buffers the
 compiler has assigned.
@@ -27,40 +27,40 @@ Compile = Callable[..., "CompiledStep"]
 MICROBATCH, CHECKPOINTING, SHARDING, TILES, BATCH, TOGETHER = (
     "microbatch", "checkpointing", "sharding", "attention tiles", "batch", "together"
 )  # fmt: skip
-"""Dimensions of a search. All but `BATCH` leave what is learnt as it is, up to rounding."""
+"""Dimensions of a search. All but `BATCH` leave the training result as it is, up to rounding."""
 
 POLICIES_BY_RECOMPUTATION = (
     "off", "save_matmuls", "save_attention_mlp", "save_qkv_attention", "save_attention", "save_qkv", "full", "offload",
     "nested",
 )  # fmt: skip
-"""`NAMED_POLICIES` from the lightest recomputation to the heaviest. `offload` computes as much again as `full`, and
-moves each layer's input to the host and back."""
+"""`NAMED_POLICIES` from the lightest recomputation to the heaviest. `offload` recomputes as much as `full`, and moves
+each layer's input to the host and back."""
 
 NEVER_NEAREST = frozenset({"save_qkv"})
-"""Keeps three arrays a layer where `save_attention` keeps one, and computes the attention kernel again."""
+"""It keeps three arrays a layer where `save_attention` keeps one, and recomputes the attention kernel."""
 
 SHARDINGS = ("replicated", "zero1", "fsdp")
-"""From whole on every chip to split as far as possible."""
+"""From whole on every chip to sharded as far as possible."""
 
 HOPELESS = 1.05
-"""A change is not tried if, with temporaries in proportion to the batch, the step is still 5 % too large. Half the
-batch (200M, v6e-16, context 4608, no checkpointing) took what is required from 71.39 to 35.83 GiB, 0.4 % above half."""
+"""A change is not tried if the step is still 5 % too large with temporaries in proportion to the batch. Half the batch
+(200M, v6e-16, context 4608, no checkpointing) reduced required memory from 71.39 to 35.83 GiB, 0.4 % above half."""
 
 MAX_COMPILES = 10
-"""Of `nearest_fits`; the first one of the configuration itself and answers from the cache do not count."""
+"""Most compiles of `nearest_fits`. The configuration's own compile and answers from the cache do not count."""
 MAX_BATCH_COMPILES = 12
-"""Of `largest_batch`, for each policy."""
+"""Most compiles of `largest_batch` for each policy."""
 BATCH_CAP_FACTOR = 64
-"""`largest_batch` goes no further than this many times the configured batch."""
+"""`largest_batch` tries at most this many times the configured batch."""
 
 
 @dataclass(frozen=True)
 class Trial:
     dimension: str
     overrides: Mapping[str, Any]
-    """Dotted keys and values on top of the configuration that was asked about."""
+    """Dotted keys and values that override the given configuration."""
     fits: bool | None
-    """None: it could not be compiled, see `error`."""
+    """None: it could not be compiled (see `error`)."""
     required_bytes: int | None = None
     capacity_bytes: int | None = None
     compile_seconds: float = 0.0
@@ -68,13 +68,13 @@ class Trial:
     error: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON with units in the keys; `words` are the overrides as on a command line."""
+        """JSON with units in the keys. `words` holds the overrides as on a command line."""
         return {**asdict(self), "words": " ".join(override_words(self.overrides))}
 
 
 @dataclass
 class _Compiler:
-    """Compiles changed configurations and keeps the account of them."""
+    """Compiles changed configurations and records each trial."""
 
     config: TrainConfig
     slice_: Slice
@@ -84,13 +84,13 @@ class _Compiler:
 
     @property
     def compiles(self) -> int:
-        """How many were made so far; answers from the cache are free."""
+        """The number of compiles so far. Answers from the cache do not count."""
         return sum(not trial.cached for trial in self.trials)
 
     def attempt(self, dimension: str, overrides: Mapping[str, Any]) -> Trial:
         self.show(" ".join(f"{key}={value}" for key, value in overrides.items()))
         try:
-            # Whether tiles fit the memory on the chip is not known before the code is made.
+            # Whether tiles fit into VMEM is only known after code generation.
             step = self.compile(changed(self.config, overrides), self.slice_, memory_only=dimension != TILES)
         except TomatError as error:
             trial = Trial(dimension, overrides, None, error=str(error))
@@ -111,11 +111,12 @@ class _Compiler:
 def nearest_fits(
     config: TrainConfig, slice_: Slice, compile: Compile, show: Callable[[str], None] = lambda words: None
 ) -> list[Trial]:
-    """The nearest changes with which a step that does not fit would, each found by compiling it.
+    """The nearest changes that make a step fit that does not fit, each found by compiling it.
 
-    One dimension at a time, those first that leave what is learnt unchanged: a smaller microbatch, heavier
-    checkpointing, finer sharding, then a smaller batch. Each stops at its first fit. If none suffices alone, the ends
-    of the first three are tried together. None if `config` fits. `show` is told what is compiled next.
+    One dimension is searched at a time, first those that leave the training result unchanged: a smaller microbatch,
+    heavier checkpointing, finer sharding, then a smaller batch. Each search stops at its first fit. If no dimension
+    suffices alone, the ends of the first three are tried together. Returns the trials; none if `config` fits. `show` is
+    called with what is compiled next.
     """
     base = compile(config, slice_, memory_only=True)
     if base.fits:
@@ -123,7 +124,7 @@ def nearest_fits(
     compiler = _Compiler(config, slice_, compile, show)
     dimensions = [(name, found) for name, found in _dimensions(config, slice_, base.memory) if found]
     for place, (dimension, candidates) in enumerate(dimensions):
-        # One compile stays for each dimension to come, so that a long one does not hide the others.
+        # One compile is reserved for each later dimension, so that a long search does not use up the compiles.
         reserve = len(dimensions) - place - 1
         for overrides in candidates:
             if compiler.compiles >= MAX_COMPILES - reserve:
@@ -139,23 +140,23 @@ def nearest_fits(
 def _dimensions(config: TrainConfig, slice_: Slice, memory: MemoryReport) -> list[tuple[str, list[dict[str, Any]]]]:
     """Each dimension's changes, the nearest first."""
     if memory.memory_space != "hbm":
-        # A kernel's own tiles are too large for the memory on the chip; the batch does not change them.
+        # A kernel's tiles are too large for the on-chip memory (VMEM). The batch does not change that.
         return [(TILES, _smaller_tiles(config))]
     shards = data_axis_size(config, slice_.n_devices)
     whole = config.batch_size // shards
     microbatch = config.trainer.per_device_parallelism
 
     def could_fit(scale: float) -> bool:
-        """With temporaries `scale` times as large, at best; see `HOPELESS`."""
+        """Whether the step might fit with temporaries `scale` times as large (see `HOPELESS`)."""
         fixed = memory.argument_bytes or 0
         return fixed + (memory.required_bytes - fixed) * scale <= HOPELESS * memory.capacity_bytes
 
     now = microbatch if microbatch > 0 else whole
     smaller = [now]
-    while smaller[-1] > 1:  # the largest divisor of the whole up to half of the one before
+    while smaller[-1] > 1:  # the largest divisor of `whole` that is at most half of the one before
         smaller.append(next(n for n in range(smaller[-1] // 2, 0, -1) if whole % n == 0))
     batches = []
-    if microbatch <= 0:  # else it decides the memory, whatever the batch
+    if microbatch <= 0:  # otherwise the microbatch determines the memory, whatever the batch
         batches = [shards * (whole >> n) for n in range(1, whole.bit_length())]
     finer = SHARDINGS[SHARDINGS.index(config.sharding) + 1 :]
     return [
@@ -173,14 +174,14 @@ def _heavier_policies(config: TrainConfig) -> list[Any]:
     now = getattr(config.model, "gradient_checkpointing", None)
     if not isinstance(config.model, DensityDecoderConfig):
         return [True] if now is False else []
-    # A policy of Haliax's fields is as "full": whatever it keeps, those after it keep less.
+    # A policy given by Haliax's fields counts as "full": the policies after "full" keep less than any of them.
     name = now if isinstance(now, str) else "full" if now else "off"
     place = POLICIES_BY_RECOMPUTATION.index(name)
     return [policy for policy in POLICIES_BY_RECOMPUTATION[place + 1 :] if policy not in NEVER_NEAREST]
 
 
 def _smaller_tiles(config: TrainConfig) -> list[dict[str, Any]]:
-    """The attention kernel's tiles halved, all that are set, until one would pass below a vector register's lanes."""
+    """All set tiles of the attention kernel, halved until one would be smaller than a vector register's lanes."""
     from tomat.model.tiles import LANES
 
     tiles = getattr(config.model, "splash", None)
@@ -199,14 +200,14 @@ def _smaller_tiles(config: TrainConfig) -> list[dict[str, Any]]:
 class LargestBatch:
     policy: Any
     unit_sequences: int
-    """Batches are multiples of it: devices of the data axis times the microbatch."""
+    """Batches are multiples of this: devices of the data axis times the microbatch."""
     fits: Trial | None
-    """The largest batch that was compiled and fits; None: not even one unit does."""
+    """The largest batch that was compiled and fits; None: none that was tried fits."""
     next_up: Trial | None
-    """One unit more, compiled, and does not fit; None: `fits` is the cap, or the search ended before."""
+    """One unit more, which was compiled and does not fit; None: `fits` is the cap, or the search ended before."""
     trials: tuple[Trial, ...]
     stopped_by: str = ""
-    """Why the answer may not be the largest: the cap, the number of compiles, or an error."""
+    """Why a larger batch may fit: the cap, the number of compiles, or an error."""
 
     @property
     def batch_sequences(self) -> int | None:
@@ -231,9 +232,8 @@ def largest_batch(
     policies: Iterable[Any] | None = None,
     show: Callable[[str], None] = lambda words: None,
 ) -> list[LargestBatch]:
-    """The largest batch that fits, for each of `policies`, values of `model.gradient_checkpointing`; default: the
-    configured one alone. The search (`batch_search.py`) ends with one that fits and the next multiple, which does not,
-    both compiled."""
+    """The largest batch that fits, for each of `policies`, values of `model.gradient_checkpointing` (default: only the
+    configured one). The search (`batch_search.py`) ends with a batch that fits and the next multiple, both compiled."""
     unit = data_axis_size(config, slice_.n_devices) * max(config.trainer.per_device_parallelism, 1)
     cap = BATCH_CAP_FACTOR * config.batch_size // unit
     if cap < 1:
@@ -245,10 +245,10 @@ def largest_batch(
     now = getattr(config.model, "gradient_checkpointing", None)
     found = []
     for policy in [now] if policies is None else policies:
-        # A model without the key keeps what it has.
+        # No override for the present policy: the model may not have the key.
         overrides = {} if policy == now else {"model.gradient_checkpointing": policy}
         compiler = _Compiler(config, slice_, compile, show)
-        known: dict[int, Trial] = {}  # by their units
+        known: dict[int, Trial] = {}  # by the number of units
         stopped_by = ""
         units: int | None = min(max(config.batch_size // unit, 1), cap)
         while units is not None:

@@ -1,7 +1,7 @@
-"""Runs a sweep: every row planned, one after the other or several at once, recorded as it is done.
+"""Runs a sweep: plans every row, one after another or several at once, and records each when it is done.
 
-A row is a plan, and the plan cache keeps its compile: a sweep that was stopped, or that has failed rows, goes on where
-it was when it is started again. `<tracking_dir>/sweeps/<name>.json` is rewritten after each row.
+A row is a plan, and the plan cache keeps its compile. A sweep that was stopped, or that has failed rows, continues
+where it was when it is started again. `<tracking_dir>/sweeps/<name>.json` is rewritten after each row.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tomat.perf.tuning.sweep_rows import FITS, RowRecord, base_of, failed, plann
 def run_sweep(
     sweep: SweepConfig, tracking_dir: Path, *, workers: int = 1, only: Sequence[str] = (), **how: Any
 ) -> dict[str, Any]:
-    """Plan the rows of a sweep, or those that `only` names, saying what each does; `workers` at once: a compile keeps
-    two cores busy and takes 4 GB. `how` is as of `compile_step`. Each row is in the record on disk once it is done. A
-    row that raises is recorded as failed, and the sweep goes on. Rows that wait are dropped if it is interrupted; what
-    the record held of them stays."""
+    """Plan the rows of a sweep, or those that `only` names, and report progress. `workers` rows are planned at once; a
+    compile keeps two cores busy and takes 4 GB. `how` is passed on as for `compile_step`. Each row is written to the
+    record when it is done. A row that raises is recorded as failed, and the sweep continues. An interrupt drops waiting
+    rows; their earlier entries in the record stay."""
     from tomat.perf.plan.compile.compiler import CHILD_MODULE
     from tomat.perf.plan.compile.process import end_pool
     from tomat.perf.plan.plan import make_plan
@@ -50,7 +50,7 @@ def run_sweep(
         if known is None or row.slice not in (None, known.slice) or known.overrides != to_jsonable(row.overrides):
             continue
         if row in wanted or _is_planned_as_now(row, known):
-            rows[row.name] = dataclasses.replace(known, lines=row.lines)  # no part of what was planned
+            rows[row.name] = dataclasses.replace(known, lines=row.lines)  # lines are not part of a plan
     lock = threading.Lock()
     stopping = threading.Event()
     numbers = itertools.count(1)
@@ -62,18 +62,18 @@ def run_sweep(
         try:
             stages.show(row.name, "reading the configuration")
             config, slice_ = row.load()
-            # The calibration of the folder that the page goes to.
+            # The plan uses the calibration in the folder of the page.
             here = dataclasses.replace(config, tracking_dir=str(tracking_dir))
             plan = make_plan(here, slice_, on_stage=partial(stages.show, row.name), **how)
             record = planned(row, config, slice_, plan)
         except TomatError as error:
             record = failed(row, config, slice_, str(error))
-        except Exception as error:  # whatever a model or a library raises, the other rows do not depend on it
+        except Exception as error:  # the other rows do not depend on what a model or a library raises here
             record = failed(row, config, slice_, f"{type(error).__name__}: {error}")
         except BaseException:
             stopping.set()  # before another row begins
             raise
-        # An interrupt also ends the compiles in progress, which is not their failure.
+        # An interrupt also ends the compiles in progress. Their rows are not recorded as failed.
         if stopping.is_set():
             return
         with lock:
@@ -81,12 +81,12 @@ def run_sweep(
             write_if_changed(path, dump_json(_record(sweep, rows)))
             known = list(rows.values())
         stages.done(row.name)
-        # Not to standard output: a terminal's live display would wipe the line.
+        # Not printed to standard output, where a terminal's live display would erase the line.
         said = verdict(record, base_of(record, known))
         stages.say(f"{next(numbers)} of {len(wanted)}, {row.name}: {said}")
 
     with Stages() as stages:
-        # Threads suffice, since the compiles are processes of their own.
+        # Threads suffice, because each compile runs in its own process.
         pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sweep")
         futures = [pool.submit(work, row) for row in wanted]
         try:
@@ -99,7 +99,7 @@ def run_sweep(
 
 
 def _is_planned_as_now(row: SweepRow, known: RowRecord) -> bool:
-    """Whether its configuration file still says what was planned: rows that are not asked for are not planned again."""
+    """Whether the row's configuration is still the one that was planned. Rows that are not wanted are not replanned."""
     from tomat.train.settings.config import config_hash
 
     try:

@@ -1,24 +1,24 @@
-"""What a sweep plans: its YAML file as a list of rows, each a training configuration, a slice and a question.
+"""Reads the YAML file of a sweep as a list of rows. Each row is a training configuration, a slice and a question.
 
 ```yaml
-name: mfu-200m                      # of the page and the record
+name: mfu-200m                      # names the page and the record
 title: The 200M step, setting by setting
-config_path: ../train/200m-v6e16.yaml   # beside the sweep's file; each row may name another
-overrides: {data.n_density_tokens: 16384}   # of every row
+config_path: ../train/200m-v6e16.yaml   # relative to the sweep's file; each row may name another
+overrides: {data.n_density_tokens: 16384}   # for every row
 base: as configured                 # the row that others are compared with; default: the first
 rows:
   - name: as configured
   - {name: replicated, question: "Need it be split?", overrides: {sharding: replicated}}
-grid:                               # every combination is a row more
+grid:                               # every combination is one more row
   sharding: [replicated, zero1]
   heads:                            # several settings under one name
     - {name: 16x64, overrides: {model.num_heads: 16, model.num_kv_heads: 16}}
 exclude: [{sharding: zero1, heads: 16x64}]
 ```
 
-`line` makes a row a point of a line of the scaling figure (`report/sweep.py`), or a list of several: on a row, or on
-grid values of the form `{name, overrides, line}`, where the lines of a combination are those of its values joined:
-`zero1` of one axis and `[8 a chip, 256 in all]` of another make `zero1, 8 a chip` and `zero1, 256 in all`.
+`line` makes a row a point of one line of the scaling figure (`report/sweep.py`), or of several, given as a list. It is
+a key of a row, or of a grid value of the form `{name, overrides, line}`. The lines of a combination join those of its
+values: `zero1` of one axis and `[8 a chip, 256 in all]` of another make `zero1, 8 a chip` and `zero1, 256 in all`.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ class SweepRow:
     name: str
     config_path: Path
     overrides: Mapping[str, Any]
-    """Dotted keys and values on top of it."""
+    """Dotted keys and values that override the configuration."""
     slice: str | None
     """None: the configuration's own."""
     base: str | None
     """Name of the row that this one is compared with; None: it is compared with none."""
     question: str = ""
-    """What the row answers; rows with the same text answer it together."""
+    """The question that the row answers. Rows with the same text answer it together."""
     explain: str = ""
-    """A question about the row's own step, answered from where its time goes."""
+    """A question about the row's own step, answered by how its time is spent."""
     lines: tuple[str, ...] = ()
-    """Of the scaling figure, those that the row is a point of."""
+    """The lines of the scaling figure that the row is a point of."""
     exact: bool | None = None
-    """Whether it is meant to compute its base's numbers, but for rounding; None: it is not held to either."""
+    """Whether it must compute its base's numbers, up to rounding; None: neither is required."""
     file: Path | None = None
-    """Of the sweep; None: it has none."""
+    """The sweep's file; None: the sweep has none."""
 
     @property
     def slice_set(self) -> str | None:
-        """The slice that the sweep's file sets, by `slice` or as an override; None: the configuration's own."""
+        """The slice that the sweep's file sets, with `slice` or an override; None: the configuration's own."""
         return self.slice or self.overrides.get("slice")
 
     @property
     def words_of(self) -> str:
-        """Who has its overrides, in messages."""
+        """Names the row in messages about its overrides."""
         return f"row {self.name!r}" + (f" of {self.file}" if self.file else "")
 
     def load(self) -> tuple[TrainConfig, Slice]:
@@ -82,17 +82,17 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """A sweep, its rows in the order of the file, those of the grid last."""
+    """A sweep. Its rows are in the order of the file; those of the grid come last."""
 
     name: str
     rows: tuple[SweepRow, ...]
     title: str = ""
     introduction: str = ""
     window_steps: int = 20
-    """Of a study of quality with `exact` rows: steps over which losses are averaged before they are compared."""
+    """Steps over which losses are averaged before they are compared, in a study of quality with `exact` rows."""
     first_step_tolerance: float = 1e-5
-    """Largest relative difference of the first step's loss, which rounding alone may make, of an exact row. The loss of
-    one step rounds to 6e-8 in float32; computing in bfloat16 needs more."""
+    """Largest relative difference between the first step's losses of an exact row and its base, by rounding alone. The
+    loss of one step rounds to 6e-8 in float32; computing in bfloat16 needs more."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.window_steps, int) or self.window_steps < 1:
@@ -106,7 +106,7 @@ class SweepConfig:
             raise TomatError(f"sweep {self.name} has no row {unknown[0]!r}; rows: {', '.join(names)}.")
 
     def with_rows(self, only: Collection[str]) -> SweepConfig:
-        """This sweep with the rows of these names and their bases alone; all of it where no name is given."""
+        """This sweep with only the rows of these names and their bases; the whole sweep if no name is given."""
         self.check_rows(only)
         by_name = {row.name: row for row in self.rows}
         kept: set[str] = set()
@@ -119,7 +119,7 @@ class SweepConfig:
 
 
 MAX_ROWS = 1000
-"""Rows of a sweep. Each is a compile of minutes: a thousand are days, and a grid of 40^5 is a slip."""
+"""Most rows of a sweep. Each compiles for minutes: a thousand take days, and a grid of 40^5 is a mistake."""
 
 EXACT_KEYS = ("window_steps", "first_step_tolerance")
 SWEEP_KEYS = (
@@ -174,17 +174,17 @@ def sweep_of(values: Mapping[str, Any], path: Path) -> SweepConfig:
 
 
 def _check_lines(rows: Sequence[SweepRow], path: Path) -> None:
-    """Refuse two rows that would be one line's point at the same number of chips: a line has one step time there."""
+    """Refuse two rows that are points of one line at the same number of chips, where a line has one step time."""
     from tomat.hardware.chips import slice_named
 
     taken: dict[tuple[str, int], str] = {}
     for row in rows:
         if not row.lines:
             continue
-        try:  # without the whole configuration
+        try:  # without reading the whole configuration
             slice_name = row.slice_set or read_yaml(row.config_path).get("slice")
             n_chips = slice_named(str(slice_name)).n_chips
-        except TomatError:  # which the row will say itself
+        except TomatError:  # the row reports it when it is loaded
             continue
         for line in row.lines:
             other = taken.setdefault((line, n_chips), row.name)
@@ -196,7 +196,7 @@ def _check_lines(rows: Sequence[SweepRow], path: Path) -> None:
 
 
 def check_keys(values: Mapping[str, Any], known: set[str], needed: set[str], where: str) -> None:
-    """Refuse keys that are not known, and the want of those that are needed."""
+    """Refuse unknown keys and missing ones."""
     unknown = sorted(set(values) - known)
     if unknown:
         raise TomatError(f"{where} has the unknown key {unknown[0]!r}; expected some of {', '.join(sorted(known))}.")
@@ -213,7 +213,7 @@ def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str
         raise TomatError(f"{where} {name!r} has exact: {exact!r}; expected true or false.")
     return SweepRow(
         name=name,
-        # Beside the file, so that a sweep means the same from wherever it is started.
+        # Relative to the file, so that a sweep means the same wherever it is started.
         config_path=path.parent / str(row.get("config_path") or keys["config_path"]),
         overrides=checked_keys(keys.get("overrides"), str(path)) | checked_keys(row.get("overrides"), where),
         slice=row.get("slice") or keys.get("slice"),
@@ -227,7 +227,7 @@ def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str
 
 
 def _lines(value: Any, where: str) -> tuple[str, ...]:
-    """`line` as the names of lines: none, one, or a list of them."""
+    """The value of `line` as names of lines. It holds none, one, or a list of them."""
     if value is None:
         return ()
     lines = value if isinstance(value, list) else [value]
@@ -278,7 +278,7 @@ def _grid_rows(keys: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
         if any(all(labels[axis] == _label(axis, value) for axis, value in entry.items()) for entry in keys["exclude"]):
             continue
         overrides = {key: value for _, part, _ in combination for key, value in part.items()}
-        # A line for every choice of one part from each axis that names any.
+        # One line for every choice of one part from each axis that names lines.
         parts = [lines for *_, lines in combination if lines]
         line = [", ".join(chosen) for chosen in itertools.product(*parts)] if parts else None
         rows.append({"name": ", ".join(labels.values()), "overrides": overrides, "line": line})
@@ -286,5 +286,5 @@ def _grid_rows(keys: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
 
 
 def _label(axis: str, value: Any) -> str:
-    """A grid value in a row's name: text speaks for itself, a number needs its key."""
+    """A grid value in a row's name: text stands alone, other values stand after their key."""
     return value if isinstance(value, str) else f"{axis.rpartition('.')[2]}={json.dumps(value)}"

@@ -1,5 +1,5 @@
-"""The record of a sweep: what its rows and its file have in common, planned (`tomat plan --sweep`) or measured (`tomat
-lab run`)."""
+"""The record of a sweep: what planned (`tomat plan --sweep`) and measured (`tomat lab run`) rows and files have in
+common."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from tomat.base.records import MAX_FIGURE, Count, read_typed
 
 RECORD_FORMAT = 1
 REMEDY = "Delete it and run it again."
-"""For a damaged record."""
+"""Remedy for a damaged record."""
 Figure = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
-"""Of something that ran."""
+"""Duration of something that ran."""
 
 
 class Interval(TypedDict):
@@ -36,12 +36,12 @@ class SweptRow:
 
 
 def ranked[Row: SweptRow](rows: Sequence[Row]) -> list[Row]:
-    """The fastest first, those without an answer last."""
+    """The rows by `rank`: the fastest first, those without an answer last."""
     return sorted(rows, key=attrgetter("rank"))
 
 
 class KeptRows[Row](TypedDict, total=False):
-    """The file, as far as a sweep goes on from it."""
+    """The keys of the file that a sweep needs to continue."""
 
     rows: Required[list[Row]]
     devices: str | None
@@ -50,7 +50,7 @@ class KeptRows[Row](TypedDict, total=False):
 
 
 class SweepRecord[Row](KeptRows[Row], total=False):
-    """The file, as far as its page shows it."""
+    """The keys of the file that its page shows."""
 
     rows: Required[list[Row]]
     sweep: Required[str]
@@ -69,5 +69,5 @@ def read_record[Record](path: Path, kind: type[Record]) -> Record:
 
 
 def rows_on_record[Row: SweptRow](path: Path, kind: type[Row]) -> dict[str, Row]:
-    """The rows on record by name; none where there is no record yet."""
+    """The rows on record by name; none if there is no record yet."""
     return {row.name: row for row in read_record(path, KeptRows[kind])["rows"]} if path.exists() else {}

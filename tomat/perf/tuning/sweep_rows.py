@@ -1,8 +1,8 @@
-"""One planned row of a sweep in figures: what its record keeps, and how it stands against its base.
+"""One planned row of a sweep in figures: its record, and its comparison with its base.
 
-Among the figures are those of windowed einsums: matmuls that XLA's partitioner cut into a loop over the chips because
-an operand is split over the mesh. The loops can be told by the names of their bodies (`windowed_dot_general_body_ag`,
-`..._rs`: xla/service/spmd/dot_handler.cc).
+Some figures are about windowed einsums: matmuls that XLA's partitioner cut into a loop over the chips because an
+operand is sharded over the mesh. The loops are recognised by the names of their bodies
+(`windowed_dot_general_body_ag`, `..._rs`: xla/service/spmd/dot_handler.cc).
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ MATMULS = frozenset({"dot", "convolution"})
 @dataclass(frozen=True)
 class WindowedEinsums:
     n_loops: int
-    """Loops in the program, each of which runs once a layer."""
+    """Loops in the program. Each runs once a layer."""
     steps: float
     """Executions of all loop bodies together."""
     seconds: float
-    """All that runs in the loops, the sum of their operations' time."""
+    """Summed time of all operations in the loops."""
     share: float
     narrowest_contraction: int
-    """Least length of the sum in one of their matmuls, the length of the cut: 128 in the reference's 200M and 1B, whose
-    whole matmuls sum over 1,024 and 2,048. (Those of weight gradients sum over the batch, which is long.)"""
+    """Smallest contracted size of their matmuls, after the cut: 128 in the reference's 200M and 1B, whose whole matmuls
+    contract 1,024 and 2,048. (Matmuls of weight gradients contract the batch, which is long.)"""
 
 
 def windowed_einsums(
     program: HloProgram, operation_seconds: Mapping[str, float], step_seconds: float
 ) -> WindowedEinsums | None:
-    """The windowed einsums of a compiled step; None if there are none. `operation_seconds` are those of each operation
-    in the step, by its name."""
+    """The windowed einsums of a compiled step; None if there are none. `operation_seconds` holds the time of each
+    operation in the step, by its name."""
     seconds = 0.0
     contractions: list[int] = []
     executions: dict[int, float] = {}
@@ -64,7 +64,7 @@ def windowed_einsums(
         if found.group(1) == "body":
             executions[instruction.computation_id] = kernel.executions
             matmuls = (one for one in program.inner(instruction) if one.opcode in MATMULS and one.shape.elements)
-            # A matmul's flops are two for each element of its result and of the sum behind it.
+            # A matmul has two flops for each element of its result times the contracted size.
             contractions += [round(instruction_flops(program, one) / (2 * one.shape.elements)) for one in matmuls]
     if not contractions:
         return None
@@ -73,14 +73,14 @@ def windowed_einsums(
 
 
 Status = Literal["fits", "does not fit", "failed"]
-"""Of a row."""
+"""Status of a row."""
 FITS, OOM, FAILED = get_args(Status)
 
 UTILISATION_KEYS = tuple(one.key for one in TABLE_UTILISATIONS)
 KEPT_OPERATIONS = 10
 KEPT_BUFFERS = 5
 SAME = 0.01
-"""A difference of the estimates below this says nothing: "as fast"."""
+"""Two estimates that differ by less than this share count as equal ("as fast")."""
 
 
 class CategoryTime(TypedDict):
@@ -100,9 +100,9 @@ class OperationTime(TypedDict):
 
 @dataclass(kw_only=True)
 class RowRecord(SweptRow):
-    """What a sweep's record keeps of a row; seconds, bytes and fractions of one chip's step.
+    """The entry of a row in a sweep's record; seconds, bytes and fractions are those of one chip's step.
 
-    A row that failed has no more than what is known before it is planned, and the error.
+    A failed row has only what is known before it is planned, and the error.
     """
 
     explain: str
@@ -118,21 +118,21 @@ class RowRecord(SweptRow):
     hbm_capacity_bytes: Count = 0
     memory_space: str = "hbm"
     largest_buffers: Sequence[Buffer] = ()
-    """`MemoryReport.largest`, the first `KEPT_BUFFERS`."""
+    """The first `KEPT_BUFFERS` of `MemoryReport.largest`."""
     step_seconds: Interval | None = None
     mfu_full: Interval | None = None
     mfu_causal: Interval | None = None
     mfu_useful: Interval | None = None
     hfu: Interval | None = None
     untimed_step_share: Amount | None = None
-    """Of the step, on kernels that no chip of the slice has timed the like of; None also of records of before."""
+    """Share of the step in kernels unlike any that the slice's chip has timed; None also in older records."""
     tokens_per_second_per_chip: Interval | None = None
     compiler: str | None = None
     program_key: str | None = None
     compile_seconds: Amount | None = None
     notes: Sequence[str] = ()
     categories: Sequence[CategoryTime] = ()
-    """Empty where it does not fit."""
+    """Empty if the step does not fit."""
     top_operations: Sequence[OperationTime] = ()
     windowed_einsums: WindowedEinsums | None = None
     lines: Sequence[str] = ()
@@ -151,7 +151,7 @@ class RowRecord(SweptRow):
 
     @property
     def rank(self) -> tuple[int, float, str]:
-        """Of what does not fit, the smallest overshoot first; then what failed."""
+        """Sort key: fitting rows by MFU, then rows that do not fit by overshoot, smallest first, then failed rows."""
         if self.status == FITS:
             return 0, -self.mfu_full["estimate"] if self.mfu_full else 0.0, self.name
         if self.status == OOM:
@@ -162,19 +162,19 @@ class RowRecord(SweptRow):
         return getattr(self, key)
 
     def estimate(self, key: str) -> float:
-        """Of an interval that is there: `step_seconds`, a utilisation, `tokens_per_second_per_chip`."""
+        """The estimate of an interval that exists: `step_seconds`, a utilisation, `tokens_per_second_per_chip`."""
         return getattr(self, key)["estimate"]
 
     @property
     def tokens_per_chip(self) -> float:
-        """Of one step; of a row whose configuration could be read."""
+        """Tokens of one step per chip, for a row whose configuration could be read."""
         assert self.batch_sequences and self.sequence_tokens and self.n_chips
         return self.batch_sequences * self.sequence_tokens / self.n_chips
 
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
         kept = {key: values[key] for key in KEYS_OF_FAILED} if self.status == FAILED else values
-        # Records of sweeps without lines, and of before kernels without timings were told apart, stay as they are.
+        # Unset keys are left out, so that older records, and those of sweeps without lines, do not change.
         absent = [key for key in ("lines", "untimed_step_share") if values[key] in ((), [], None)]
         return {key: value for key, value in (kept | {"lines": self.lines}).items() if key not in absent}
 
@@ -190,11 +190,11 @@ class RowRecord(SweptRow):
 
 
 KEYS_OF_FAILED = ("question", *(one.name for one in fields(RowRecord) if one.default is MISSING), "error")
-"""What a row that failed has on record, and `lines` if it has any."""
+"""Keys on record for a failed row; `lines` too if it has any."""
 
 
 def described(row: SweepRow, config: TrainConfig | None, slice_: Slice | None) -> dict[str, Any]:
-    """What is known of a row before it is planned, as arguments of `RowRecord`."""
+    """The part of a row that is known before it is planned, as arguments of `RowRecord`."""
     from tomat.train.settings.config import config_hash
 
     return {
@@ -219,7 +219,7 @@ def failed(row: SweepRow, config: TrainConfig | None, slice_: Slice | None, erro
 
 
 def planned(row: SweepRow, config: TrainConfig, slice_: Slice, plan: Plan) -> RowRecord:
-    """The record of a row; the same for the same plan, whether it was cached or not."""
+    """The record of a row. It is the same for the same plan, whether this was cached or not."""
     step, breakdown, compiled = plan.step_seconds, plan.breakdown, plan.compiled
     tokens = config.batch_size * config.seq_len / slice_.n_chips
     # The shortest step has the most tokens a second.
@@ -264,7 +264,7 @@ def base_of(record: RowRecord, records: Sequence[RowRecord]) -> RowRecord | None
 
 
 def speedup(record: RowRecord, base: RowRecord | None) -> float | None:
-    """Tokens a second and chip over the base's; None where either has no step time."""
+    """Tokens/s per chip divided by the base's; None if either has no step time."""
     mine = record.tokens_per_second_per_chip
     theirs = base.tokens_per_second_per_chip if base is not None else None
     return mine["estimate"] / theirs["estimate"] if mine and theirs else None
@@ -315,6 +315,6 @@ def required_text(record: RowRecord) -> str:
 
 
 def memory_space(record: RowRecord) -> str:
-    """ " of vmem" where it is a kernel's tiles that do not fit, and not the step."""
+    """ " of vmem" if a kernel's tiles do not fit, rather than the step."""
     space = record.memory_space
     return "" if space == "hbm" else f" of {space}"

@@ -1,9 +1,9 @@
 """Tunes the tiles of the Pallas loss and the sizes of the attention kernels by the compiler's own schedule, and writes
 the tables that `model.loss` and `model.whole_head` read (`tomat bench loss-tiles` and `attention-tiles`).
 
-Each candidate, a dictionary with `kernel` and its `tiles` (of XLA's loss `block_positions`), is compiled alone, for one
-chip, in a process of its own (`python -m tomat.perf.tuning.tile_tuning REQUEST.json`), and kept in a cache: a tuning
-that was stopped goes on where it was.
+A candidate is a dictionary with `kernel` and its `tiles` (`block_positions` for XLA's loss). Each is compiled alone,
+for one chip, in a separate process (`python -m tomat.perf.tuning.tile_tuning REQUEST.json`), and kept in a cache, so a
+tuning that was stopped continues where it was.
 """
 
 import importlib.metadata
@@ -29,17 +29,17 @@ from tomat.perf.timed_kernels.compile import compile_alone
 
 Candidate = Mapping[str, Any]
 CHILD_MODULE = "tomat.perf.tuning.tile_tuning"
-"""What lowers and compiles; its imports are part of what decides an answer."""
+"""The module that lowers and compiles. The sources that it imports are part of an answer's key."""
 TOP_KERNELS = 8
-"""Kernels on record, the longest."""
+"""How many of the longest kernels are recorded."""
 
 
 @dataclass(frozen=True)
 class LossShape:
-    """Loss and arrays of one device: value and gradients."""
+    """The loss and its arrays on one device: value and gradients."""
 
     KERNEL: ClassVar = "pallas"
-    """The kernel whose tiles are tuned, against the other one."""
+    """The kernel whose tiles are tuned. It is compared with the other one."""
     TABLE_FILE: ClassVar = TunedTiles.FILE
 
     slice_name: str = "v6e-1"
@@ -111,7 +111,7 @@ class AttentionShape:
         return {"slice_name": self.slice_name, "batch": self.batch, "dtype": self.dtype, "model": model}
 
     def seconds(self, row: Mapping[str, Any]) -> float:
-        """Planned seconds of an answered candidate without its projections, which are the same for all."""
+        """Planned seconds of a compiled candidate, without its projections, which are the same for all."""
         return row["seconds"] - row["categories"].get("matmul", 0.0)
 
 
@@ -123,8 +123,8 @@ def sizes_text(candidate: Candidate) -> str:
 def tune(
     shape: LossShape | AttentionShape, candidates: Sequence[Candidate], cache_dir: Path, limits: Limits
 ) -> list[dict[str, Any]]:
-    """Each candidate with what the compiler makes of it, from the cache or by compiling, or `refused`: why. `limits`
-    are of one compile, which takes 40 to 300 s on two cores, by how much else runs on them."""
+    """Each candidate with the compiler's result, from the cache or by compiling, or with the reason as `refused`.
+    `limits` apply to one compile, which takes 40 to 300 s on two cores, depending on the load."""
     rows = []
     slice_ = slice_named(shape.slice_name)
     told = partial(tell, highlight=False)
@@ -145,7 +145,7 @@ def tune(
 
 
 def table_entry(shape: LossShape | AttentionShape, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the table keeps of one tuning: the tiles of the shortest planned time, and what they won against."""
+    """The table's entry for one tuning: the tiles of the shortest planned time, and all candidates with their times."""
     tuned = [row for row in rows if row["kernel"] == shape.KERNEL and "refused" not in row]
     if not tuned:
         reasons = sorted({row["refused"] for row in rows if "refused" in row})
@@ -175,7 +175,7 @@ def table_entry(shape: LossShape | AttentionShape, rows: Sequence[Mapping[str, A
 
 
 def write_entry(shape: LossShape | AttentionShape, entry: dict[str, Any], table_file: Path | None = None) -> None:
-    """Put an entry into its table (of the package, unless another is given), in the place of one for the same."""
+    """Put an entry into its table (the package's unless another is given). It replaces an entry for the same shape."""
     file, keys = table_file or shape.TABLE_FILE, ("device_kind", *shape.key)
     entries = json.loads(file.read_text(encoding="utf-8"))["entries"] if file.exists() else []
     others = [e for e in entries if any(e[key] != entry[key] for key in keys)]
@@ -183,7 +183,7 @@ def write_entry(shape: LossShape | AttentionShape, entry: dict[str, Any], table_
 
 
 def lower_loss(request: dict[str, Any], device: Any) -> Any:
-    """The lowered value and gradients (`jax.stages.Lowered`) of the loss alone on one described device. The request has
+    """The lowered value and gradients (`jax.stages.Lowered`) of only the loss, on one described device. The request has
     the fields of `LossShape`, and `loss`, the arguments of `LossConfig`."""
     import jax
     import jax.numpy as jnp
@@ -216,8 +216,8 @@ def lower_loss(request: dict[str, Any], device: Any) -> Any:
 
 
 def lower_attention(request: dict[str, Any], device: Any) -> Any:
-    """The same of one layer of the decoder: projections, norms, rotary embedding and attention. The request has
-    `batch`, `dtype`, and `model`, keys of `DensityDecoderConfig`."""
+    """The same for the attention of one decoder layer: projections, norms, rotary embedding and attention. The request
+    has `batch`, `dtype`, and `model`, keys of `DensityDecoderConfig`."""
     import draccus
     import equinox as eqx
     import haliax as hax
@@ -251,7 +251,7 @@ def lower_attention(request: dict[str, Any], device: Any) -> Any:
 
 
 def planned(kept: Kept, slice_: Slice, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Planned seconds of a program that was kept, by the models of `estimate.py`, and its longest kernels."""
+    """Planned seconds of a kept program, by the models of `estimate.py`, and its longest kernels."""
     from tomat.perf.cost.estimate import estimate_step
     from tomat.perf.cost.llo import slot_utilisation
     from tomat.perf.cost.schedule_model import matched_schedules

@@ -1,1 +1,1 @@
-"""Traces and compiled programs, read into one breakdown of a step."""
+"""Reads traces and compiled programs into a breakdown of one step."""

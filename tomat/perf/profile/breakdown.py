@@ -1,4 +1,4 @@
-"""Where the cycles of one training step went: the table that a trace and a compiled program both become.
+"""Where the cycles of one training step went: one form of table for both traces and compiled programs.
 
 All figures are per step and per device: the mean over the undisturbed steps (`steady.py`) and the devices of a trace,
 or one run of one device's program for a compiled step. The rows of `Breakdown.categories` and of `Breakdown.parts` each
@@ -20,10 +20,10 @@ from tomat.hardware.chips import chip_for_device_kind, known_chip
 
 FORMAT_VERSION = 1
 SINCE_THE_FIRST = frozenset({"n_events_left_out", "windows", "others"})
-"""Keys that breakdowns of this version have not always had: older ones left nothing out and took every window."""
+"""Keys that older breakdowns of this version lack. Those left nothing out and used every window."""
 LATENCY_FRACTION = 0.1
 """An operation that reaches less than a tenth of both roofs is bound by neither: it waits, starts up or is too small.
-(A choice, not a measurement: large v6e matmuls and copies reach 0.8-0.9 of theirs.)"""
+(A choice, not a measurement: large v6e matmuls and copies reach 0.8-0.9 of their roofs.)"""
 
 
 class Category(StrEnum):
@@ -78,20 +78,20 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True)
 class Roofs:
-    """Peaks of one device; None where unknown (a CPU, or a chip that neither the table nor the trace tells of)."""
+    """Peaks of one device; None where unknown (a CPU, or a chip that neither the table nor the trace has peaks for)."""
 
     device_kind: str
-    """JAX's name of the chip where it is in the table, else what the trace calls it."""
+    """JAX's name of the chip if it is in the table, else the trace's name."""
     peak_flops_per_second: Amount | None = None
     peak_hbm_bytes_per_second: Amount | None = None
     clock_hz: Amount | None = None
     hbm_bytes: Count | None = None
     stated_by_trace: bool = False
-    """The peaks are what the trace states of its device: the chip is not in the table."""
+    """Whether the peaks are those that the trace states, because the chip is not in the table."""
 
     @staticmethod
     def of_device_kind(device_kind: str, stated: "Roofs | None" = None) -> "Roofs":
-        """The peaks of one JAX device. `stated` is what to take where the chip is not in the table."""
+        """The peaks of one JAX device. `stated` is used if the chip is not in the table."""
         chip = known_chip(device_kind)
         if chip is None and stated is not None:
             return replace(stated, device_kind=device_kind or stated.device_kind, stated_by_trace=True)
@@ -109,7 +109,7 @@ class Roofs:
         )
 
     def peak_of(self, operands: Operand) -> float | None:
-        """The peak for products of such operands; `peak_flops_per_second` is that of bf16."""
+        """The peak for products of such operands. `peak_flops_per_second` is the peak for bf16."""
         if not self.peak_flops_per_second or operands == "bf16":
             return self.peak_flops_per_second
         chip = chip_for_device_kind(self.device_kind)
@@ -118,7 +118,7 @@ class Roofs:
 
 @dataclass(frozen=True)
 class OpRow:
-    """One operation: an HLO kernel, or a row for time without one."""
+    """One operation: an HLO kernel, or a row for time in which no kernel runs."""
 
     name: str
     program: str
@@ -128,10 +128,10 @@ class OpRow:
     direction: Direction
     occurrences: Amount
     seconds: float
-    """Exclusive time; sums to the step over all rows. The row of waits takes the rounding of all others and may be as
-    little as -1e-9 of a step."""
+    """Exclusive time; sums to the step over all rows. The row of waits absorbs the rounding of all others, and may be
+    negative, down to -1e-9 of a step."""
     hidden_seconds: Amount = 0.0
-    """Collectives: time in flight beside compute, not part of the sum."""
+    """For collectives: time in flight beside compute, which is not part of the sum."""
     flops: Amount | None = None
     hbm_bytes: Amount | None = None
     op_name: str = ""
@@ -139,7 +139,7 @@ class OpRow:
     operands: Operand = "bf16"
 
     def of_step(self, seconds: float, hidden_seconds: float, occurrences: float) -> "OpRow":
-        """The row of a step out of that of one execution, whose flops and bytes are taken `occurrences` times."""
+        """The row of a step from this row of one execution. Flops and bytes are multiplied by `occurrences`."""
         return replace(
             self,
             occurrences=occurrences,
@@ -161,44 +161,44 @@ class GroupRow:
     hidden_seconds: float
     cycles: float | None
     flops: float | None
-    """Of what is known, if that takes `KNOWN_SHARE` of the time; `hbm_bytes` too."""
+    """Sum over operations of known flops; None if they take less than `KNOWN_SHARE` of the time. `hbm_bytes` alike."""
     hbm_bytes: float | None
     flops_fraction: float | None
-    """Achieved flops over the device's peak, during this row's time."""
+    """Achieved flops/s during this row's time, divided by the device's peak."""
     bandwidth_fraction: float | None
     bound: Bound
     flops_at_least: bool = False
-    """Whether there is more work in it, of kernels whose flops are not known (`of_unknown_flops`)."""
+    """Whether it has more work, in kernels whose flops are not known (`of_unknown_flops`)."""
 
 
 @dataclass(frozen=True)
 class WindowRow:
-    """One window of a trace's device: from the beginning of a step to that of the next."""
+    """One window of a device in a trace: from the beginning of a step to the beginning of the next."""
 
     device: str
     start_seconds: Amount
-    """Since the first window's."""
+    """Time since the start of the first window."""
     seconds: Amount
     step_seconds: Amount
-    """Of each step in it, without other programs."""
+    """Duration of each step in it, without other programs."""
     steps: Count
-    """1; breakdowns of before have more where marks between were missing."""
+    """1; older breakdowns have more where marks in between were missing."""
     kind: str
     """`steady`, or why the step's figures leave it out (`steady.WindowKind`)."""
 
 
 @dataclass(frozen=True)
 class OtherRow:
-    """What else ran in the windows of a trace, on one device; in no other figure."""
+    """Something other than the step that ran in the windows of a trace, per device. No other figure includes it."""
 
     name: str
-    """A program, or that the host left the device without work."""
+    """A program, or the statement that the host left the device without work."""
     executions: Amount
-    """In all windows of one device; 0 where the trace does not mark executions. The mean over devices, as below."""
+    """Executions in all windows of a device; 0 if the trace does not mark them. A mean over devices, as those below."""
     seconds: Amount
     windows: Amount
     host_activity: str = ""
-    """What the host did in the longest gap; "" for programs, and where nothing is known."""
+    """What the host did in the longest gap; "" for programs, and if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class GapRow:
     seconds: Amount
     longest_seconds: Amount
     host_activity: str
-    """The host span that covered most of the longest one; "" where none did."""
+    """The shortest host span that covered at least half of the longest wait; "" if none did."""
 
 
 @dataclass(frozen=True)
@@ -237,9 +237,9 @@ class Breakdown:
     n_devices: Positive = 1
     n_hosts: Positive = 1
     n_steps: Positive = 1
-    """Of each device, of which the figures are the mean."""
+    """Steps of each device over which the figures are the mean."""
     step_times_seconds: tuple[Amount, ...] = ()
-    """These steps, of all devices."""
+    """The times of these steps, on all devices."""
     step_classes: tuple[StepClass, ...] = ()
     windows: tuple[WindowRow, ...] = ()
     others: tuple[OtherRow, ...] = ()
@@ -247,11 +247,11 @@ class Breakdown:
     memory_bytes: Mapping[str, Count] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     n_events_left_out: Count = 0
-    """Of breakdowns of before: damaged events of the trace. A trace that has one is refused now."""
+    """Damaged events of the trace, in older breakdowns. Now a trace with a damaged event is refused."""
 
     @property
     def categories(self) -> tuple[GroupRow, ...]:
-        """One row a category that occurs, in the order of `Category`; hidden collectives as a row of share 0."""
+        """One row for each category that occurs, in the order of `Category`. Hidden collectives have share 0."""
         groups: dict[str, list[OpRow]] = defaultdict(list)
         for op in self.ops:
             groups[op.category].append(op)
@@ -266,7 +266,7 @@ class Breakdown:
 
     @property
     def parts(self) -> tuple[GroupRow, ...]:
-        """One row a (part, direction) that occurs, largest first."""
+        """One row for each (part, direction) that occurs, largest first."""
         groups: dict[str, list[OpRow]] = defaultdict(list)
         for op in self.ops:
             name = f"{op.part}, {op.direction}" if op.direction else str(op.part)
@@ -283,7 +283,7 @@ class Breakdown:
         seconds = sum((o.seconds for o in rows), 0.0)
         flops = _sum_if_known([(o.flops, o.seconds) for o in rows])
         hbm_bytes = _sum_if_known([(o.hbm_bytes, o.seconds) for o in rows])
-        # Each operation against the peak for what it multiplies; older breakdowns do not say, and are held to bf16's.
+        # Each operation is compared with the peak for its operands. Older breakdowns do not have them: bf16 is assumed.
         at_peak = [(o.flops, self.roofs.peak_of(o.operands)) for o in rows]
         least = _sum_known(done / peak for done, peak in at_peak if done is not None and peak)
         flops_fraction = _fraction(least, seconds, 1.0) if flops is not None else None
@@ -304,7 +304,7 @@ class Breakdown:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON with units in the keys; `from_dict` reads it back, the derived tables are for other readers."""
+        """JSON with units in the keys. `from_dict` reads it back; the derived tables are for other readers."""
         content = asdict(replace(self, ops=self.top(len(self.ops))))
         return {
             "format_version": FORMAT_VERSION,
@@ -338,16 +338,16 @@ class Breakdown:
 
 
 KNOWN_SHARE = 0.9
-"""Of a group's time, what operations of known flops must take for the group to have any; the same of bytes."""
+"""A group has flops only if operations of known flops take at least this share of its time; bytes likewise."""
 
 
 def of_unknown_flops(ops: Iterable[OpRow], step_seconds: float) -> list[str]:
-    """The names of kernels whose flops nobody states, such as custom calls, and that take a thousandth of the step."""
+    """The names of kernels that take over a thousandth of the step and have no known flops, such as custom calls."""
     return sorted({o.name for o in ops if o.flops is None and o.program and o.seconds > 0.001 * step_seconds})
 
 
 def _bound(kinds: set[Category], compute: float | None, memory: float | None) -> Bound:
-    """What limits operations of these categories together: the roof they come closest to, if they come close to one."""
+    """What limits operations of these categories together: the roof that they come closest to, if close to any."""
     if kinds and kinds <= {Category.COLLECTIVES_EXPOSED, Category.COLLECTIVES_HIDDEN}:
         return Bound.COMMUNICATION
     if kinds and kinds <= {Category.IDLE, Category.HOST, Category.UNATTRIBUTED, Category.CONTROL}:
@@ -365,9 +365,9 @@ def _sum_known(values: Iterable[float | None]) -> float | None:
 
 
 def _sum_if_known(rows: Sequence[tuple[float | None, float]]) -> float | None:
-    """The sum of (amount, seconds), None where the amounts of too much of the time are not known.
+    """The sum of the amounts in (amount, seconds); None if they are unknown for too much of the time.
 
-    cuBLAS's kernels were 99 % of *matmul* in a step on an H200: the rest would have stood for all.
+    Kernels of cuBLAS, without flops, were 99 % of *matmul* in a step on an H200: the rest would have stood for all.
     """
     seconds = sum((s for _, s in rows), 0.0)
     known = sum((s for amount, s in rows if amount is not None), 0.0)

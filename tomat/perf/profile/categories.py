@@ -1,8 +1,8 @@
-"""What kind of work an operation is: one category, one part of the model, one direction.
+"""Classifies an operation by its work: one category, one part of the model, one direction.
 
 Evidence, strongest first: the HLO opcode; the opcodes inside a fused computation; the Python call stack and the scope
-path of the inner instructions, weighed by their work; the direction of the loop body the kernel sits in. Names of
-operations decide only when a trace holds nothing else.
+path of the inner instructions, weighted by their work; the direction of the loop body that contains the kernel. Names
+of operations decide only when a trace holds nothing else.
 """
 
 import re
@@ -19,7 +19,7 @@ MOVEMENT = frozenset(
      "dynamic-update-slice", "concatenate", "pad", "reverse", "gather", "iota", "tuple", "get-tuple-element",
      "parameter", "constant", "partition-id", "replica-id", "opt-barrier"}
 )  # fmt: skip
-"""A kernel of these alone computes nothing: it moves, converts or lays out."""
+"""A kernel of only these opcodes computes nothing: it moves data, converts types or changes layouts."""
 
 PRODUCTS = frozenset({"dot", "convolution", "ragged-dot", "scaled-dot"})
 HOST_OPCODES = frozenset({"infeed", "outfeed", "send", "recv"})
@@ -30,7 +30,7 @@ NO_CODE_CALLS = frozenset(
     {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape",
      "SPMDShardToFullShape"}
 )  # fmt: skip
-"""Custom calls for which no machine code is made."""
+"""Custom calls for which no machine code is generated."""
 
 # Scopes on the path that JAX records (`op_name`); the innermost component that matches decides.
 PATH_RULES: tuple[tuple[re.Pattern[str], Part], ...] = (
@@ -45,9 +45,9 @@ PATH_RULES: tuple[tuple[re.Pattern[str], Part], ...] = (
     (re.compile(r"decoder_?layer|transformer|block$|scan\(layer", re.IGNORECASE), Part.LAYER_OTHER),
 )  # fmt: skip
 
-# Call frames, innermost first: (file, function, part). Files tell what scopes do not: normalisation and rotary code
-# runs under the scope of whoever calls it. A rule without a file is for any. Programs that were compiled when tomat's
-# loss and attention were in `tomat/train` have those paths in their frames.
+# Rules for call frames, which are tried innermost first: (file, function, part). Files show what scopes do not:
+# normalisation and rotary code runs under the scope of its caller. A rule without a file matches any file. Older
+# programs have the former paths of tomat's loss and attention in their frames, so these are listed too.
 FRAME_RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], Part], ...] = tuple(
     (re.compile(file), re.compile(function, re.IGNORECASE), part)
     for file, function, part in (
@@ -74,12 +74,12 @@ FRAME_RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], Part], ...] = tuple(
     )
 )
 EARLY_PARTS = frozenset({Part.OPTIMIZER, Part.NORM_ROTARY, Part.ATTENTION_CORE, Part.LOSS})
-"""Parts that a call frame decides before the scope path is asked."""
+"""Parts that a call frame decides before the scope path is used."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One scope an operation carries: path, call stack (innermost first) and the weight of the work on it."""
+    """One scope of an operation: its path, its call stack (innermost first), and the weight of its work."""
 
     op_name: str
     frames: tuple[Frame, ...]
@@ -94,19 +94,19 @@ class Classified:
 
 
 def path_components(op_name: str) -> list[str]:
-    """The scopes of an `op_name`, outermost first, with `jit(f)` and the like opened: `jit(silu)` -> `silu`."""
+    """The scopes of an `op_name`, outermost first, with `jit(f)` and the like unwrapped: `jit(silu)` -> `silu`."""
     components = []
     for piece in op_name.split(";")[0].split("/"):
         while match := re.fullmatch(r"(?:jit|pjit|jvp|transpose|vmap|remat|checkpoint|custom_[a-z]+)\((.*)\)", piece):
             piece = match.group(1)
-        # haliax names a contraction by its axes ("contract embed -> batch, position"); axes are no scopes
+        # haliax names a contraction by its axes ("contract embed -> batch, position"), which are not scopes
         if piece and not piece.startswith("contract "):
             components.append(piece)
     return components
 
 
 def part_of(op_name: str, frames: tuple[Frame, ...]) -> Part:
-    """The part of the model that a scope path and call stack speak of."""
+    """The part of the model that a scope path and a call stack point to."""
     framed = _part_of_frames(frames)
     if framed in EARLY_PARTS:
         return framed
@@ -141,10 +141,10 @@ def classify(
     custom_call_target: str = "",
     surrounding: Direction = Direction.NONE,
 ) -> Classified:
-    """Category, part and direction of one operation. `inner_opcodes` are those of what it is made of; for anything but
-    a fusion, its own. `surrounding` is the direction of the computation it sits in, which tells a recomputed forward
-    kernel from the first one: Pallas kernels lose the transforms in their path."""
-    # The part and direction on which most of the work stands.
+    """Category, part and direction of one operation. `inner_opcodes` are the opcodes inside a fusion, or else the
+    operation's own. `surrounding` is the direction of the computation that contains it. It tells a recomputed forward
+    kernel from the first one, because Pallas kernels lose the transforms in their path."""
+    # The part and the direction with most of the work.
     parts: dict[Part, float] = defaultdict(float)
     directions: dict[Direction, float] = defaultdict(float)
     for item in evidence:
@@ -192,11 +192,11 @@ def _category(opcode: str, inner: frozenset[str], part: Part, direction: Directi
 
 
 def computation_directions(program: HloProgram) -> dict[int, Direction]:
-    """The direction of each loop body or called computation: what the loop or call is in, for all that runs in it. A
-    loop over microbatches holds forward and backward passes and has none."""
+    """The direction of each loop body or called computation, for all that runs in it. A loop over microbatches holds
+    forward and backward passes and has no direction."""
     found: dict[int, Direction] = {}
     for computation_id, instructions in program.computations.items():
-        # A constant that XLA sank into a loop keeps the path of another use: the reference's forward scan holds
+        # A constant that XLA moved into a loop keeps the path of another use: the reference's forward scan holds
         # constants of its backward pass.
         paths = [i.op_name for i in instructions if i.op_name and i.opcode not in FREE_OPCODES]
         around = Counter(direction_of(path.rsplit("/while/body", 1)[0]) for path in paths if "/while/body" in path)
@@ -215,14 +215,14 @@ def computation_directions(program: HloProgram) -> dict[int, Direction]:
 
 
 def classify_program(program: HloProgram) -> dict[str, Classified]:
-    """The verdict on every instruction of a program that can run as a kernel, by instruction name, by its own evidence:
-    `directions.settled` decides what only the sums of a pass tell."""
+    """The class of every instruction of a program that can run as a kernel, by instruction name, from its own evidence
+    alone. `directions.settled` decides what only the sums over a pass can tell."""
     surrounding = computation_directions(program)
     verdicts: dict[str, Classified] = {}
     for kernel in executed_kernels(program):
         instruction = kernel.instruction
         inner = program.inner(instruction)
-        # The scopes of its inner instructions, weighed by their flops, or their elements where they have none.
+        # The scopes of its inner instructions, weighted by their flops, or by their elements if those are more.
         evidence = []
         for one in inner:
             names_a_buffer = one.opcode in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")

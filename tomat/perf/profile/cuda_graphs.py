@@ -1,8 +1,8 @@
-"""Kernels of libraries in a GPU's CUDA graphs, told by their order.
+"""Matches library kernels in a GPU's CUDA graphs with instructions, by their order.
 
-XLA launches most of a step as CUDA graphs, whose kernels name no instruction. Those that XLA wrote are called after
-theirs; those of cuBLAS and cuDNN are not. But they run in the order of the program's schedule: where as many ran as it
-has calls that are not named otherwise, the first is the first.
+XLA launches most of a step as CUDA graphs, whose kernels do not state their instruction. Kernels that XLA wrote are
+named after it; those of cuBLAS and cuDNN are not. But they run in the order of the program's schedule. If as many ran
+as the program has calls that are not otherwise matched, they are matched one by one, in order.
 """
 
 import re
@@ -18,19 +18,19 @@ from tomat.perf.profile.hlo_kernels import trip_count
 from tomat.perf.profile.trace_data import DeviceTrace, OpKind
 
 CUBLAS, FORWARD, BACKWARD = "cublas", "forward", "backward"
-"""What a kernel computes: a product, cuDNN's attention or its gradients."""
+"""Roles of a kernel: a product, cuDNN's attention, or the gradients of that."""
 KERNELS = (
     (r"splitk|memset", ""),
     (r"(sdpa|fmha|flash).*fprop", FORWARD),
     (r"(sdpa|fmha|flash).*bprop|cudnn::fusion::(compute_dot_do_o|convert_dq)", BACKWARD),
     (r"nvjet|gemm|cutlass|xmma|cublas", CUBLAS),
 )
-"""Patterns of their names, of which the first that matches counts; "": what a call does beside its own kernel."""
+"""Patterns of kernel names and their role; the first match counts. "": work that a call does beside its main kernel."""
 
 
 def with_library_kernels(device: DeviceTrace, program: HloProgram) -> DeviceTrace:
-    """The device, the kernels of libraries that ran in its program named by their instruction; as it is where their
-    numbers differ, or where neither program nor trace tells how often a loop ran."""
+    """The device, with the library kernels of `program` named after their instructions. Kernels keep their names if
+    their number differs from the calls, or if neither program nor trace tells how often a loop ran."""
     roles = np.array([_role_of_kernel(kind, program) for kind in device.kinds])
     named = {kind.name for kind in device.kinds if kind.name in program.by_name}
     role_of = {one.name: _role(program, one) for one in program.by_id.values() if one.name not in named}
@@ -50,7 +50,7 @@ def with_library_kernels(device: DeviceTrace, program: HloProgram) -> DeviceTrac
         for role in (CUBLAS, FORWARD, BACKWARD):
             wanted = [name for name in calls if role_of[name] == role]
             of_role = np.flatnonzero(roles == role)
-            # cuBLAS has many kernels of which each call runs one, cuDNN few of which each call runs all.
+            # cuBLAS has many kernels, and each call runs one of them. cuDNN has few, and each call runs all of them.
             for group in [of_role] if role == CUBLAS else of_role[:, None]:
                 mine = inside[np.isin(ran, group)]
                 if len(mine) != len(wanted):
@@ -65,22 +65,22 @@ def with_library_kernels(device: DeviceTrace, program: HloProgram) -> DeviceTrac
 
 
 class _UnknownTrips(Exception):
-    """Nothing tells how often a loop that runs calls ran, or what tells it cannot be."""
+    """It is unknown how often a loop with library calls ran, or the stated number is impossible."""
 
 
 @dataclass
 class _Run:
-    """One run of a program, whose kernels `ran` in that order; `of_library` are those of libraries."""
+    """One run of a program. `ran` holds its kernels in order; `of_library` marks those of libraries."""
 
     program: HloProgram
     role_of: dict[str, str]
-    """Of instructions that the trace does not name; "" where one calls no library."""
+    """The role of each instruction that the trace does not name; "" if it calls no library."""
     ran: list[str]
     of_library: np.ndarray
-    trips: dict[str, Iterator[int]] = field(default_factory=dict)  # by loop, of its next executions
+    trips: dict[str, Iterator[int]] = field(default_factory=dict)  # by loop: the trips of its next executions
 
     def calls(self) -> list[str]:
-        """Instructions that call a library, in the order of the schedule, as often as they ran."""
+        """The instructions that call a library, in the order of the schedule, repeated as often as they ran."""
         found = list(islice(self._calls(self.program.entry_id), len(self.ran) + 1))  # a damaged program may say 10^12
         if len(found) > len(self.ran) or any(next(left, None) is not None for left in self.trips.values()):
             raise _UnknownTrips
@@ -95,7 +95,7 @@ class _Run:
                 if instruction.opcode == "conditional":
                     raise _UnknownTrips
                 trips = trip_count(program, instruction) if instruction.opcode == "while" else 1
-                # A mean over the turns of a loop around it is no count of one.
+                # A mean over the turns of an outer loop is not the count of one execution.
                 for _ in range(trips if isinstance(trips, int) else self._traced_trips(instruction)):
                     for called in instruction.called_ids:
                         yield from self._calls(called)
@@ -107,9 +107,9 @@ class _Run:
         return any(self.role_of.get(one.name) or self._calls_inside(one) for one in inside)
 
     def _traced_trips(self, loop: Instruction) -> int:
-        """Trips of the loop's next execution. The host reads its condition before each and after the last, by a copy
-        that the trace calls after the loop. What ran between two of them is a trip, or the end of one execution and the
-        beginning of the next: trips run the same kernels, of libraries as many as the body calls."""
+        """Trips of the loop's next execution. The host reads the condition before each trip and after the last, with a
+        copy that the trace names after the loop. Between two copies lies a trip, or the end of one execution and the
+        beginning of the next. All trips run the same kernels, and as many of libraries as the body has calls."""
         if loop.name not in self.trips:
             calls = (call for called in loop.called_ids for call in self._calls(called))
             body = sum(1 for _ in islice(calls, len(self.ran) + 1))
@@ -133,7 +133,7 @@ def _role_of_kernel(kind: OpKind, program: HloProgram) -> str:
 
 
 def _role(program: HloProgram, instruction: Instruction) -> str:
-    """Of an instruction that calls a library, or a fusion around one; else ""."""
+    """The role of an instruction that calls a library, or of a fusion around such a call; else ""."""
     if instruction.opcode in CONTROL_OPCODES:
         return ""
     for inner in program.inner(instruction):

@@ -1,9 +1,9 @@
-"""Forward or recomputed: decided by arithmetic where the names of operations do not tell.
+"""Decides by arithmetic whether an operation is forward or recomputed, where names do not tell.
 
-XLA merges a recomputed operation with the one of the forward pass wherever it may, and either name may stay; a Pallas
-kernel has no name of a pass at all. But every product has two of its size in the backward pass, and the backward kernel
-of attention runs once for each forward pass, so that the backward pass of a part says how much one forward pass is. Of
-what is not backward that much is forward, first come first; only what is beyond it is recomputed.
+XLA merges a recomputed operation with the one of the forward pass wherever it may, and either name may stay. A Pallas
+kernel's name states no pass at all. But every product has two of its size in the backward pass, and the backward kernel
+of attention runs once for each forward pass. So the backward pass of a part tells the work of one forward pass. This
+much of the work that is not backward counts as forward, in order; only the rest is recomputed.
 """
 
 from collections import defaultdict
@@ -16,22 +16,22 @@ from tomat.perf.profile.hlo_costs import kernel_flops
 from tomat.perf.profile.hlo_kernels import executed_kernels
 
 BACKWARD_OVER_FORWARD = 2.0
-"""FLOPs of a product's gradients over its own. Attention that XLA does has 2.0, or 2.5 where it computes its scores
-again, so that less is certain of it."""
+"""FLOPs of a product's gradients, divided by its own. Attention by XLA has 2.0, or 2.5 where it recomputes its scores,
+so less is certain about it."""
 WHOLE_SHARE = {Part.MLP: 0.9, Part.ATTENTION_PROJECTIONS: 0.9, Part.ATTENTION_CORE: 0.5}
-"""Of one forward pass, what is called forward at the least where none of it has another name."""
+"""If at least this share of a forward pass is named forward, names of recomputed operations are trusted."""
 NEAR = {Part.MLP: 0.2, Part.ATTENTION_PROJECTIONS: 0.2, Part.ATTENTION_CORE: 0.4}
-"""Work this near to a whole number of forward passes is that number."""
+"""Work this near to a whole number of forward passes counts as that number."""
 LEAST_SHARE = 0.01
-"""Of a forward pass, what is not worth a decision."""
+"""Less than this share of a forward pass is not worth a decision."""
 
 Works = dict[str, float]
-"""An operation's name -> its work in one step: FLOPs of products, runs of a kernel whose inside HLO does not show."""
+"""An operation's name -> its work in one step: FLOPs of products, or runs of a kernel that HLO cannot look into."""
 
 
 def settled(program: HloProgram) -> tuple[dict[str, Classified], list[str]]:
-    """The verdicts of `classify_program`, directions decided by arithmetic where the names do not tell. With a note for
-    each part of which arithmetic decided something."""
+    """The verdicts of `classify_program`, with directions decided by arithmetic where names do not tell; and a note for
+    each part in which arithmetic decided something."""
     verdicts = classify_program(program)
     products: dict[Part, Works] = defaultdict(dict)
     kernels: dict[Part, dict[str, Works]] = defaultdict(lambda: defaultdict(dict))
@@ -57,7 +57,7 @@ def settled(program: HloProgram) -> tuple[dict[str, Classified], list[str]]:
                 f"so that one forward pass has {said[1]}: {said[2]} are forward, {said[3]} recompute"
             )
     for part, by_kind in sorted(kernels.items()):
-        # Several kernels may do the backward pass of one; each runs as often as there are forward passes.
+        # Several kernels may share a backward pass. Each of them runs as often as there are forward passes.
         runs = max(_in_direction(Direction.BACKWARD, works, verdicts) for works in by_kind.values())
         for kind, works in sorted(by_kind.items()):
             if decided := _decide(part, works, runs, verdicts):
@@ -75,8 +75,8 @@ def _in_direction(direction: Direction, works: Works, verdicts: dict[str, Classi
 def _decide(
     part: Part, works: Works, one_forward: float, verdicts: dict[str, Classified]
 ) -> tuple[float, float] | None:
-    """Write the directions of works into `verdicts` where their names do not tell: how much is then forward, and how
-    much recomputed; None where the names tell."""
+    """Write directions into `verdicts` for the works whose names do not tell. Returns how much is then forward, and how
+    much recomputed; None if the names tell."""
     named = _in_direction(Direction.FORWARD, works, verdicts)
     unsure = {Direction.NONE} | ({Direction.RECOMPUTE} if named < WHOLE_SHARE[part] * one_forward else set())
     open_works = {name: amount for name, amount in works.items() if verdicts[name].direction in unsure}

@@ -1,7 +1,7 @@
-"""An optimised HLO module as the profiler and the planner need it: its instructions, and the lines they come from.
+"""An optimised HLO module as the profiler and the planner need it: its instructions, and their source lines.
 
-Read from HLO text, a serialised ``HloModuleProto`` or ``HloProto``, whole or out of a trace. Text goes through XLA's
-own parser (``jaxlib``), so all three arrive as the same protocol buffer and nothing is parsed here.
+It is read from HLO text, or from a serialised ``HloModuleProto`` or ``HloProto``, also inside a trace. XLA's own parser
+(``jaxlib``) converts text, so all three arrive as the same protocol buffer and nothing is parsed here.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ FREE_OPCODES = frozenset(
 CONTROL_OPCODES = frozenset({"while", "conditional", "call"})
 
 CALLS = {"while": 2, "conditional": 1, "call": 1, "fusion": 1}
-"""Computations that an instruction of the opcode calls at the least."""
+"""The least number of computations that an instruction of the opcode calls."""
 MAX_SIZE = 2**48
-"""Of a dimension: 256 T elements are in no memory."""
+"""Limit of a dimension: no memory holds 256 T elements."""
 MAX_WINDOW = 2**24
 
 LIBRARY_FILES = re.compile(r"(^|/)(jax|jaxlib|haliax|equinox|contextlib\.py)(/|$)")
-"""Files whose lines tell the reader of a report nothing: wrappers between the model's line and the primitive."""
+"""Files whose lines are of no use in a report: wrappers between the model's line and the primitive."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Shape:
-    """An array or tuple shape; `bits` per element, `memory_space` of the layout."""
+    """The shape of an array or tuple, with the bits of an element and the memory space of the layout."""
 
     dims: tuple[int, ...]
     bits: int
@@ -71,7 +71,7 @@ class Shape:
         return math.prod(self.dims)
 
     def byte_count(self, memory_space: int | None = None) -> int:
-        """Bytes without padding, of the arrays in `memory_space` (None: anywhere)."""
+        """Bytes, without padding, of the arrays in `memory_space` (None: anywhere)."""
         if self.parts:
             return sum(p.byte_count(memory_space) for p in self.parts)
         if memory_space is not None and memory_space != self.memory_space:
@@ -80,7 +80,7 @@ class Shape:
 
 
 class Instruction:
-    """One HLO instruction; `proto`, a decoded `HloInstructionProto`, keeps the rest of its fields."""
+    """One HLO instruction. `proto`, a decoded `HloInstructionProto`, has the rest of its fields."""
 
     def __init__(self, proto: Any, computation_id: int) -> None:
         self.proto, self.computation_id = proto, computation_id
@@ -96,7 +96,7 @@ class Instruction:
 
     @cached_property
     def backend_config(self) -> dict[str, Any]:
-        """The backend's JSON, empty where there is none or where it is not JSON (some GPU custom calls)."""
+        """The backend's JSON; empty if there is none, or if it is not JSON (some GPU custom calls)."""
         if not self.proto.backend_config:
             return {}
         try:
@@ -107,7 +107,7 @@ class Instruction:
 
     @property
     def estimated_cycles(self) -> float | None:
-        """XLA's own estimate for one execution (TPU fusions only); None where the compiler gave none."""
+        """XLA's own estimate for one execution (TPU fusions only); None if the compiler gave none."""
         cycles = self.backend_config.get("window_config", {}).get("estimated_cycles")
         return float(cycles) if cycles is not None and 0 < float(cycles) < math.inf else None
 
@@ -116,8 +116,8 @@ class HloProgram:
     """A module: computations, instructions by id and name, stack frames, allocations."""
 
     def __init__(self, module: Any, program_id: int = 0, buffer_assignment: Any = None, origin: str = "") -> None:
-        """Of a decoded `HloModuleProto` (and `BufferAssignmentProto`); `program_id` where it is not the module's,
-        `origin` is the file, for errors."""
+        """From a decoded `HloModuleProto` (and `BufferAssignmentProto`). `program_id` overrides the module's id;
+        `origin` names the file in errors."""
         self.module, self.origin = module, origin
         self.name: str = module.name
         self.program_id: int = program_id or module.id
@@ -146,8 +146,8 @@ class HloProgram:
 
     @cached_property
     def by_kernel_name(self) -> dict[str, str]:
-        """Name of a GPU's kernel, in which XLA writes `_` for what no function's name may have -> of its instruction.
-        What two instructions would be called is no name."""
+        """Name of a GPU's kernel -> name of its instruction. In a kernel's name XLA writes `_` for characters that no
+        function name may have. A kernel name that two instructions share is left out."""
         names: dict[str, str | None] = {}
         for name in self.by_name:
             kernel = re.sub(r"\W", "_", name, flags=re.ASCII)
@@ -155,14 +155,14 @@ class HloProgram:
         return {kernel: name for kernel, name in names.items() if name is not None}
 
     def frames(self, instruction: Instruction) -> tuple[Frame, ...]:
-        """The Python stack of an instruction, innermost first; empty where the module carries none."""
+        """The Python stack of an instruction, innermost first; empty if the module has none."""
         frame_id = instruction.frame_id
         if not frame_id:
             metadata = instruction.proto.metadata
             return (Frame(metadata.source_file, "", metadata.source_line),) if metadata.source_file else ()
         if frame_id not in self._frames:
             index, stack, current = self.module.stack_frame_index, [], frame_id
-            # Not more frames than there are: a damaged parent may lead back.
+            # The length is limited, because the parents in a damaged module may form a circle.
             while 0 < current <= len(index.stack_frames) and len(stack) < len(index.stack_frames):
                 frame = index.stack_frames[current - 1]
                 where = index.file_locations[frame.file_location_id - 1]
@@ -176,7 +176,7 @@ class HloProgram:
         return self.by_id[self.roots[computation_id]]
 
     def scheduled(self, computation_id: int) -> list[Instruction]:
-        """The instructions of a computation in the order of the schedule, where there is one: 87 of the 135 scheduled
+        """The instructions of a computation, in the order of the schedule if there is one: 87 of the 135 scheduled
         computations of the 200M step are stored in another order."""
         sequences = self.module.schedule.sequences
         ids = sequences[computation_id].instruction_ids if computation_id in sequences else ()
@@ -186,8 +186,8 @@ class HloProgram:
         return [self.by_id[i] for i in instruction.operand_ids]
 
     def inner(self, instruction: Instruction) -> list[Instruction]:
-        """The instructions a kernel is made of: those of its fused or wrapped computations, without the scalar reducers
-        that `reduce`, `scatter` and the collectives apply; else itself."""
+        """The instructions inside a kernel: those of its fused or wrapped computations, without the scalar reducers
+        that `reduce`, `scatter` and the collectives apply; for other kernels, the instruction itself."""
         if instruction.opcode not in ("fusion", "async-start", "async-update", "async-done", "call"):
             return [instruction]
         found: list[Instruction] = []
@@ -207,10 +207,10 @@ class HloProgram:
         return found
 
     def source(self, instruction: Instruction) -> str:
-        """`file:line` of the innermost frame that is model code, "" where the module has no metadata."""
+        """`file:line` of the innermost frame that is model code; "" if the module has no metadata."""
         frames = self.frames(instruction)
         for frame in (*(f for f in frames if not LIBRARY_FILES.search(f.file)), *frames[:1]):
-            # From its package on: what stands after `site-packages/`, else the last three components.
+            # The path from its package on: the part after `site-packages/`, or else the last three components.
             path = "/".join(frame.file.split("/")[-3:]).lstrip("/")
             if "site-packages/" in frame.file:
                 path = frame.file.split("site-packages/", 1)[1]
@@ -220,8 +220,8 @@ class HloProgram:
 
 @contextlib.contextmanager
 def sound_parts(program: HloProgram) -> Iterator[None]:
-    """What follows reads a module whose structure is sound (`check_structure`) but not each of its instructions: what
-    a damaged one raises, of an operand too few or a dimension that is not there, is a TomatError."""
+    """Turns errors from a damaged module into a TomatError. `check_structure` has checked its structure, but not each
+    instruction: an operand or a dimension may be missing, for example."""
     try:
         yield
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration) as error:
@@ -232,8 +232,8 @@ def sound_parts(program: HloProgram) -> Iterator[None]:
 
 
 def check_structure(module: Any) -> None:
-    """Refuse a decoded `HloModuleProto` that would lead a reader in circles or out of it; the reason comes as a
-    ValueError."""
+    """Raise ValueError, with the reason, for a decoded `HloModuleProto` with circles or with references that lead
+    nowhere."""
     called: dict[int, set[int]] = {c.id: set() for c in module.computations}
     seen: set[int] = set()
     if len(called) != len(module.computations):

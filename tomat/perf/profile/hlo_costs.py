@@ -1,10 +1,10 @@
 """Floating-point operations and memory traffic of one execution of an HLO kernel, from shapes alone.
 
-Conventions, those of XLA's ``HloCostAnalysis`` so that totals can be compared: a multiply-add is two operations, an
-elementwise operation one per element, a reduction one per input element. Transcendentals are *not* counted as flops.
-Memory traffic counts each operand and result once, and only buffers in HBM: what the compiler placed in VMEM
-(``S(1)``) moves no HBM bytes. An operand that a fusion only slices counts its slices; an update in place counts the
-update.
+The conventions are those of XLA's ``HloCostAnalysis``, so that totals can be compared: a multiply-add is two
+operations, an elementwise operation one per element, a reduction one per input element. Transcendentals are *not*
+counted as flops. Memory traffic counts each operand and result once, and only buffers in HBM: a buffer in VMEM
+(``S(1)``) moves no HBM bytes. For an operand that a fusion only slices, the slices count; for an update in place, the
+update counts.
 """
 
 import math
@@ -52,8 +52,8 @@ def instruction_flops(program: HloProgram, instruction: Instruction) -> float:
         return 2.0 * out * contracted
     if opcode == "convolution":
         # Output elements x (kernel window positions that read real input) x input features per group. TPU matmuls are
-        # convolutions; those with a window (batched ones, windowed reductions) read padding at the edges or dilated
-        # holes, which do not count: the valid positions are counted along each spatial dimension.
+        # convolutions. Those with a window (batched ones, windowed reductions) also read padding at the edges or
+        # dilation holes, which do not count, so the valid positions are counted along each spatial dimension.
         left, kernel = program.operands(instruction)[:2]
         numbers = instruction.proto.convolution_dimension_numbers
         spatial_outputs = pairs = 1
@@ -99,7 +99,7 @@ def valid_positions(window: object, size_in: int, size_out: int) -> int:
 
 
 def kernel_flops(program: HloProgram, instruction: Instruction) -> float | None:
-    """Flops of one execution of a kernel; None for an opaque custom call, whose work HLO does not tell."""
+    """Flops of one execution of a kernel; None for an opaque custom call, whose work is not in the HLO."""
     if instruction.opcode in FREE_OPCODES or instruction.opcode in CONTROL_OPCODES:
         return 0.0
     if instruction.opcode.endswith(("-done", "-update")):
@@ -113,7 +113,7 @@ def kernel_flops(program: HloProgram, instruction: Instruction) -> float | None:
 
 
 def product_operands(program: HloProgram, product: Instruction) -> Operand:
-    """The type of both operands of a dot, a convolution or a cuBLAS call, as the peak of a chip depends on it."""
+    """The type of both operands of a dot, a convolution or a cuBLAS call, by which a chip's peak is chosen."""
     kinds: set[Operand] = set()
     for operand in program.operands(product)[:2]:
         name, _ = PRIMITIVE_TYPES.get(operand.proto.shape.element_type, UNKNOWN_TYPE)
@@ -122,12 +122,12 @@ def product_operands(program: HloProgram, product: Instruction) -> Operand:
         elif name.startswith("f8") and name != "f8e8m0fnu":
             kinds.add("fp8")
         else:
-            kinds.add("f32" if name == "f32" else "bf16")  # what has no peak of its own counts as bf16
+            kinds.add("f32" if name == "f32" else "bf16")  # a type without its own peak counts as bf16
     return kinds.pop() if len(kinds) == 1 else "bf16"
 
 
 def kernel_operands(program: HloProgram, instruction: Instruction) -> Operand:
-    """The type of the operands of most of a kernel's products; bf16 where it has none that HLO tells."""
+    """The operand type of most flops of a kernel's products; bf16 if the HLO shows no products."""
     flops: dict[Operand, float] = {"bf16": 0.0}
     for inner in program.inner(instruction):
         if inner.opcode in ("dot", "convolution", "custom-call"):
@@ -137,10 +137,10 @@ def kernel_operands(program: HloProgram, instruction: Instruction) -> Operand:
 
 
 def library_flops(program: HloProgram, instruction: Instruction) -> float | None:
-    """Flops of a call of cuBLAS or of cuDNN's attention, whose config holds what it replaced; None for any other.
+    """Flops of a call of cuBLAS or of cuDNN's attention, whose config describes what it replaced; None for any other.
 
-    cuBLAS (`__cublas$gemm`, `__cublas$lt$matmul`): one dot. cuDNN (`__cudnn$fmhaSoftmax`): two for each pair that the
-    mask leaves, and five in the backward pass, where the scores are computed again.
+    cuBLAS (`__cublas$gemm`, `__cublas$lt$matmul`): one dot. cuDNN (`__cudnn$fmhaSoftmax`): two products for each pair
+    that the mask leaves, and five in the backward pass, which recomputes the scores.
     """
     config = instruction.backend_config
     if "gemm_backend_config" in config:
@@ -161,12 +161,12 @@ def library_flops(program: HloProgram, instruction: Instruction) -> float | None
 
 
 def kernel_hbm_bytes(program: HloProgram, instruction: Instruction) -> float:
-    """Bytes one execution of a kernel reads from and writes to HBM."""
+    """Bytes that one execution of a kernel reads from and writes to HBM."""
     opcode = instruction.opcode
     if opcode in FREE_OPCODES or opcode in CONTROL_OPCODES or opcode.endswith(("-done", "-update")):
         return 0.0
     operands = program.operands(instruction)
-    if opcode == "async-start":  # its shape repeats the operands; what moves is what it wraps
+    if opcode == "async-start":  # its shape repeats the operands, so the wrapped instructions are counted
         inner = (one for one in program.inner(instruction) if one is not instruction)
         return sum(kernel_hbm_bytes(program, one) for one in inner)
     if opcode in ("all-gather-start", "collective-permute-start"):  # (operands, results, contexts)
@@ -189,7 +189,7 @@ def kernel_hbm_bytes(program: HloProgram, instruction: Instruction) -> float:
 
 
 def _sliced(holder: Instruction, window: Instruction) -> int:
-    """Bytes of `window` moved from or to the buffer of `holder`, none if that buffer is not in HBM."""
+    """Bytes of `window` moved from or to the buffer of `holder`; 0 if that buffer is not in HBM."""
     in_hbm = holder.shape.byte_count(HBM_MEMORY_SPACE) > 0
     return window.shape.byte_count() if in_hbm else 0
 
@@ -211,7 +211,7 @@ def _touched_bytes(program: HloProgram, holder: Instruction, users: dict[int, li
     for read in reads:
         if read.opcode in ("bitcast", "pad"):
             touched = _touched_bytes(program, read, users)
-            if touched is not None and read.opcode == "pad":  # what a slice takes of the padding is not read
+            if touched is not None and read.opcode == "pad":  # the padding in a slice is not read
                 touched = touched * holder.shape.elements // max(1, read.shape.elements)
         elif read.opcode in ("dynamic-slice", "slice", "gather") and read.operand_ids[0] == holder.proto.id:
             touched = read.shape.byte_count()

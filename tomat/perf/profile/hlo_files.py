@@ -1,6 +1,6 @@
 """Reads HLO modules from files and bytes: text, `HloModuleProto`, `HloProto`, gzipped or not.
 
-What is gzipped is read up to a limit: a few megabytes of gzip can hold gigabytes of zeros.
+Gzipped files are unpacked up to a limit, because a few megabytes of gzip can hold gigabytes of zeros.
 """
 
 import gzip
@@ -18,14 +18,14 @@ from tomat.perf.profile.protos import new_message
 
 ALWAYS_UNPACKED_BYTES = 64 * 2**20
 MAX_RATIO = 100
-"""Bytes for each byte of gzip, above `ALWAYS_UNPACKED_BYTES`. The tests' profiles have 5 (xplane) to 9 (HLO),
-zeros have 1,030."""
+"""Most unpacked bytes for each byte of gzip, above `ALWAYS_UNPACKED_BYTES`. The tests' profiles have 5 (xplane) to 9
+(HLO), zeros have 1,030."""
 MAX_UNPACKED_BYTES = 2**30
-"""Four times what the profiler's limit of 1 M events takes as JSON (about 250 bytes each)."""
+"""Four times the size of the profiler's limit of 1 M events as JSON (about 250 bytes each)."""
 
 
 def unpacked(data: bytes, origin: str, what: str) -> bytes:
-    """The content of a file, unpacked if it is gzip. `what` it should be, for the messages."""
+    """The content of a file, unpacked if it is gzip. `what` names the expected content in messages."""
     if data[:2] != b"\x1f\x8b":
         return data
     limit = min(MAX_UNPACKED_BYTES, max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * len(data)))
@@ -76,7 +76,7 @@ def program_from_bytes(data: bytes, origin: str, program_id: int = 0) -> HloProg
 
 
 LONGEST_PARSE_SECONDS = 300.0
-"""The text of a step with unrolled layers (8.5 MB, 30,831 instructions) takes 7 s on a busy machine."""
+"""Limit for parsing HLO text. A step with unrolled layers (8.5 MB, 30,831 instructions) takes 7 s on a busy machine."""
 
 
 def program_from_text(text: str, origin: str) -> HloProgram:

@@ -1,9 +1,9 @@
-"""Which instructions of a program run, and how often; and where their values come from.
+"""Which instructions of a program run, how often, and where their values come from.
 
-A *kernel* is an instruction that the machine executes as a unit: fusions are not opened, the bodies of ``while``,
-``call`` and ``conditional`` are, times their trip counts. XLA carries constants through its loops: the mask of an
-attention kernel in a scan inside the loop over microbatches is element n of the inner loop's tuple, which is element m
-of the outer one's, which is a constant before both."""
+A *kernel* is an instruction that the machine executes as a unit. Fusions are not opened; the bodies of ``while``,
+``call`` and ``conditional`` are, and count as often as they run. XLA carries constants through its loops: the mask of
+an attention kernel, in a scan inside the loop over microbatches, is an element of the inner loop's tuple. That is an
+element of the outer loop's tuple, which is a constant before both loops."""
 
 import array
 from collections.abc import Iterator
@@ -12,28 +12,28 @@ from dataclasses import dataclass
 from tomat.perf.profile.hlo import CONTROL_OPCODES, FREE_OPCODES, HloProgram, Instruction
 
 Path = tuple[int, ...]
-"""Which element of a tuple, of which element, and so on; empty for an array."""
+"""Index into nested tuples: the element of the tuple, then the element of that, and so on; empty for an array."""
 
 HANDING_ON = frozenset(
     {"copy", "copy-start", "copy-done", "bitcast", "reshape", "convert", "opt-barrier", "optimization-barrier"}
 )
-"""Opcodes whose value, read in order, is that of their first operand."""
+"""Opcodes whose result has the values of their first operand, in the same order."""
 
 
 def origin(
     program: HloProgram, instruction: Instruction, path: Path = (), open_loops: frozenset[int] = frozenset()
 ) -> tuple[Instruction, Path]:
-    """The instruction that makes a value, and which element of its tuple that is. `path` is the element asked for.
+    """The instruction that makes a value, and the value's element in the tuple of that instruction. `path` is the
+    element of `instruction` that is asked for.
 
-    An element of a loop's tuple comes from before the loop where the body returns it as it got it, itself through any
-    number of inner loops. What a loop changes ends at the loop's parameter, or at the loop itself; so does what is in
-    the body of one of `open_loops` (instruction ids).
+    If a loop's body returns an element of its tuple unchanged, also through inner loops, the origin is before the loop.
+    Otherwise it is the loop's parameter, or the loop. The parameter of one of `open_loops` (instruction ids) ends all.
     """
     while True:
         operands = program.operands(instruction)
         opcode = instruction.opcode
         if opcode in HANDING_ON and operands:
-            # `copy-start` returns (destination, source, context) of what `copy-done` then hands on.
+            # `copy-start` returns (destination, source, context), and `copy-done` passes on the destination.
             path = () if opcode == "copy-start" else path
             instruction = operands[0]
         elif opcode == "get-tuple-element" and operands:
@@ -45,7 +45,7 @@ def origin(
                 return instruction, path
             instruction = operands[0]
         elif opcode == "parameter":
-            # The one loop, call, fusion or branch that runs the computation.
+            # The only loop, call, fusion or branch that runs the computation.
             callers = program.callers.get(instruction.computation_id, [])
             if len(callers) != 1 or callers[0].proto.id in open_loops:
                 return instruction, path
@@ -56,7 +56,7 @@ def origin(
                     return instruction, path
                 instruction = given[0]
             else:
-                # of a conditional, operand 0 chooses and each branch has one of the others
+                # in a conditional, operand 0 chooses the branch, and each branch has one of the others
                 number = int(instruction.proto.parameter_number)
                 if caller.opcode == "conditional":
                     number = 1 + caller.called_ids.index(instruction.computation_id)
@@ -68,7 +68,7 @@ def origin(
 
 
 def constant_values(found: tuple[Instruction, Path]) -> list[int] | None:
-    """The integers of what `origin` found; None where it is no constant of integers."""
+    """The integers of a constant that `origin` found; None if it is no constant of integers."""
     instruction, path = found
     if instruction.opcode != "constant" or path:
         return None
@@ -83,7 +83,7 @@ def constant_values(found: tuple[Instruction, Path]) -> list[int] | None:
 
 
 def _handed_on(program: HloProgram, loop: Instruction, path: Path, open_loops: frozenset[int]) -> bool:
-    """Whether a loop's body returns an element of its tuple as it got it."""
+    """Whether a loop's body returns an element of its tuple unchanged."""
     if not path:
         return False
     found, element = origin(program, program.root(loop.called_ids[0]), path, open_loops | {loop.proto.id})
@@ -102,7 +102,7 @@ class Kernel:
 
 
 def executed_kernels(program: HloProgram, computation_id: int | None = None) -> list[Kernel]:
-    """Every executed instruction, once, with its executions per run of a computation; free opcodes left out."""
+    """Every executed instruction, once, with its executions per run of a computation, without free opcodes."""
     executions: dict[str, float] = {}
     instructions: dict[str, Instruction] = {}
     for instruction, times in _executed(program, program.entry_id if computation_id is None else computation_id, 1.0):
@@ -112,7 +112,7 @@ def executed_kernels(program: HloProgram, computation_id: int | None = None) -> 
 
 
 def loop_notes(program: HloProgram) -> list[str]:
-    """The loops whose bodies `executed_kernels` counts once because nothing tells how often they run, one note each."""
+    """One note for each loop whose body `executed_kernels` counts once because its trip count is unknown."""
     loops = [k.instruction for k in executed_kernels(program) if k.instruction.opcode == "while"]
     unknown = [loop.name for loop in loops if trip_count(program, loop) is None]
     return sorted(f"loop {name}: trip count unknown, its body is counted once" for name in unknown)
@@ -130,16 +130,16 @@ def _executed(program: HloProgram, computation_id: int, times: float) -> Iterato
             yield from _executed(program, body, times * (1 if trips is None else trips))
             yield from _executed(program, condition, times * (1 if trips is None else trips + 1))
         elif instruction.opcode in CONTROL_OPCODES:
-            # One branch of a conditional runs; which one is not known before it runs.
+            # One branch of a conditional runs. Which one is not known in advance, so each gets an equal share.
             share = 1.0 / len(instruction.called_ids) if instruction.opcode == "conditional" else 1.0
             for called in instruction.called_ids:
                 yield from _executed(program, called, times * share)
 
 
 def trip_count(program: HloProgram, loop: Instruction) -> float | None:
-    """How often a `while` body runs: XLA's annotation, which TPU modules do not carry, else read off the condition,
-    where scans compare a counter in the loop's tuple with a constant; None if neither tells. Where the loop around it
-    decides how often (attention up to the diagonal goes from block 0 to i), the mean over that loop's turns."""
+    """How often a `while` body runs, from XLA's annotation, which TPU modules do not have, or else from the condition,
+    in which scans compare a counter in the loop's tuple with a constant; None if neither tells. If the count depends on
+    the loop around it (attention up to the diagonal runs from block 0 to i), the mean over that loop's turns."""
     known = loop.backend_config.get("known_trip_count", {}).get("n")
     if known is not None:
         return int(known) if 0 <= int(known) < MAX_TRIPS else None
@@ -162,14 +162,14 @@ def trip_count(program: HloProgram, loop: Instruction) -> float | None:
 
 
 MAX_TURNS = 4096
-"""Of a loop that decides how often one inside it runs: attention has a turn for each block of positions."""
+"""Most turns of a loop on which an inner loop's count depends: attention has a turn for each block of positions."""
 
 
 def _span(
     program: HloProgram, loop: Instruction
 ) -> tuple[int, tuple[Instruction, Path], tuple[Instruction, Path], int, int] | None:
-    """The element of its tuple that a loop counts with, from and to what, in which steps upwards, and 1 if the last
-    value is in it. One that counts down is turned round."""
+    """How a loop counts: the counter's element in its tuple, the origins of its first value and its limit, the step
+    upwards, and 1 if the limit is included. A loop that counts down is reversed."""
     body_id, condition_id = loop.called_ids[0], loop.called_ids[1]
     compare = program.root(condition_id)
     if compare.opcode != "compare" or len(compare.operand_ids) != 2:
@@ -189,7 +189,7 @@ def _span(
 
 
 def _counter(program: HloProgram, loop: Instruction) -> tuple[int, list[int]] | None:
-    """The element of its tuple that a loop counts up with, and its value in each turn."""
+    """The counter's element in the tuple of a loop that counts up, and its value in each turn."""
     span, trips = _span(program, loop), trip_count(program, loop)
     step = None if span is None else _step(program, loop.called_ids[0], span[0])
     start = None if span is None else _constant(span[1])
@@ -204,7 +204,7 @@ ARITHMETIC = {"add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul
 def _in_turns(
     program: HloProgram, found: tuple[Instruction, Path], body_id: int, counter: int, values: list[int]
 ) -> list[int] | None:
-    """An integer that a loop's body makes of its counter, in each of its turns."""
+    """The value in each turn of an integer that a loop's body computes from its counter."""
     instruction, path = found
     if (constant := _constant(found)) is not None:
         return [constant] * len(values)
@@ -226,12 +226,12 @@ def _constant(found: tuple[Instruction, Path]) -> int | None:
 
 
 def _step(program: HloProgram, body_id: int, counter: int) -> int | None:
-    """By how much the body advances tuple element `counter`; None where that is no constant."""
+    """By how much the body advances tuple element `counter`; None if that is no constant."""
     root = program.root(body_id)
     if root.opcode != "tuple" or counter >= len(root.operand_ids):
         return None
     update, _ = origin(program, program.by_id[root.operand_ids[counter]])
-    if update.opcode == "fusion":  # CPU and GPU wrap the scalar add in a fusion of its own
+    if update.opcode == "fusion":  # CPU and GPU wrap the scalar add in a separate fusion
         update = program.root(update.called_ids[0])
     if update.opcode not in ("add", "subtract"):
         return None

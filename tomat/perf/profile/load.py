@@ -1,4 +1,4 @@
-"""Whatever holds a breakdown, opened: a trace, a run's folder, a compiled program, a plan, a breakdown in JSON."""
+"""Opens anything that holds a breakdown: a trace, a run's folder, a compiled program, a plan, a breakdown in JSON."""
 
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from tomat.perf.profile.trace_breakdown import breakdown_from_trace
 def load_breakdown(
     target: str, *, device_kind: str | None = None, session: str | None = None, program: str | None = None
 ) -> Breakdown:
-    """The breakdown of whatever `target` is: a trace, a run's folder, an HLO module, or a breakdown in JSON.
-    `device_kind` is JAX's name of the chip, where `target` does not hold it; `session` is of a profile directory
-    (default: the newest), `program` of a trace, whose executions are the steps (default: see `main_program`)."""
+    """The breakdown of `target`: a trace, a run's folder, an HLO module, a plan, or a breakdown in JSON. `device_kind`
+    is JAX's name of the chip, if `target` does not hold it. `session` names a session of a profile directory (default:
+    the newest), `program` the program of a trace whose executions are the steps (default: see `main_program`)."""
     path = Path(target)
     if "://" not in target and path.is_file():
         if is_hlo_path(path.name):

@@ -1,14 +1,14 @@
-"""The devices, steps and threads of one host's trace, from its planes.
+"""Reads the devices, steps and threads of one host's trace from its planes.
 
-Planes and lines as JAX and xprof name them: ``/device:TPU:N`` with lines ``XLA Ops``, ``Async XLA Ops``,
-``XLA Modules`` and ``Steps``; ``/device:GPU:N`` with one line a CUDA stream; on a CPU the operations are events of the
-threads in ``/host:CPU`` that carry an ``hlo_op`` stat.
+Planes and lines have the names of JAX and xprof: ``/device:TPU:N`` with lines ``XLA Ops``, ``Async XLA Ops``,
+``XLA Modules`` and ``Steps``; ``/device:GPU:N`` with one line per CUDA stream; on a CPU the operations are events of
+the threads in ``/host:CPU`` that carry an ``hlo_op`` stat.
 
 A GPU's trace does not mark the executions of programs. XLA annotates the host's thread while it launches the kernels of
-one: `[ordinal] GpuExecutable::ExecuteThunks` (jaxlib 0.11.2), the same without ordinal (0.8), `PROGRAM:XLA GPU module`
-(both, and before). A launch and all its kernels have one `correlation_id`. NVIDIA's tracing library puts the launch on
-the thread's line; AMD's on a line of its own, whose number is not that of the thread: it is the one whose annotations
-lie around the launches.
+an execution: `[ordinal] GpuExecutable::ExecuteThunks` (jaxlib 0.11.2), the same without ordinal (0.8),
+`PROGRAM:XLA GPU module` (both, and before). A launch and all its kernels share a `correlation_id`. NVIDIA's tracing
+library puts the launch on the thread's line. AMD's puts it on a separate line, which does not name the thread: the
+thread is then the one whose annotations enclose the launches.
 """
 
 import math
@@ -35,7 +35,7 @@ LAUNCHES = re.compile(r"(\[\d+\] )?GpuExecutable::ExecuteThunks|.+:XLA GPU modul
 
 
 class GpuExecutions:
-    """What one host's threads launched; `of_kernels` puts a device's kernels into executions."""
+    """The launches of one host's threads. `of_kernels` groups a device's kernels into executions."""
 
     def __init__(self) -> None:
         self._spans: dict[int, list[tuple[int, int]]] = {}
@@ -43,29 +43,29 @@ class GpuExecutions:
         """By line: (start_ps, correlation_id)."""
 
     def add(self, line: int, label: str, correlation_id: int, start_ps: int, end_ps: int) -> None:
-        """An event on a line of the host; `correlation_id` is 0 where it has none."""
+        """Record an event on a line of the host; `correlation_id` is 0 if it has none."""
         if LAUNCHES.fullmatch(label):
             self._spans.setdefault(line, []).append((start_ps, end_ps))
         elif correlation_id:
             self._launches.setdefault(line, []).append((start_ps, correlation_id))
 
     def of_kernels(self, kernels: list[tuple[int, str, int, int, int]]) -> list[ModuleRun]:
-        """Executions in order of their start. `kernels` are (correlation_id, program, program_id, start_ps, end_ps) of
-        a device."""
+        """Executions in order of their start. `kernels` holds (correlation_id, program, program_id, start_ps, end_ps)
+        of a device's kernels."""
         wanted = {kernel[0] for kernel in kernels}
         spans = {line: _outermost(found) for line, found in self._spans.items()}
         apart = not spans.keys() & self._launches.keys()
-        # Of each correlation id the execution that launched it, as (line, number) of its annotation.
+        # For each correlation id, the execution that launched it, as (line, number) of its annotation.
         execution: dict[int, tuple[int, int]] = {}
         for line, launches in self._launches.items():
             mine = [launch for launch in launches if launch[1] in wanted]
             starts = np.array([start for start, _ in mine], dtype=np.int64)
-            # Where launches have lines of their own: the thread whose annotations hold the most of them.
+            # If launches have separate lines, the thread is the one whose annotations enclose the most of them.
             candidates = spans.keys() if apart else spans.keys() & {line}
             places: dict[int, np.ndarray] = {}
             for candidate in candidates:
                 span = spans[candidate]
-                # The last one that begins before each launch, -1 where that has ended or there is none.
+                # The last annotation that begins before each launch; -1 if it has ended, or there is none.
                 last = np.searchsorted(span[:, 0], starts, side="right") - 1
                 running = (last >= 0) & (starts <= span[np.maximum(last, 0), 1])
                 places[candidate] = np.where(running, last, -1)
@@ -84,7 +84,7 @@ class GpuExecutions:
 
 
 def _outermost(spans: list[tuple[int, int]]) -> np.ndarray:
-    """int64 [n, 2]: those that lie in no other, in order of their start."""
+    """int64 [n, 2]: the spans that lie in no other span, in order of their start."""
     kept: list[tuple[int, int]] = []
     for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
         if not kept or end > kept[-1][1]:
@@ -97,13 +97,13 @@ SPARSE_CORE_PLANE = re.compile(r"^/device:TPU:\d+ SparseCore")
 HOST_PLANE = "/host:CPU"
 OPS_LINE, ASYNC_LINE, MODULES_LINE, STEPS_LINE, STREAM = "XLA Ops", "Async XLA Ops", "XLA Modules", "Steps", "Stream"
 COMMAND_BUFFER = "command_buffer"
-"""Begins the `hlo_op` of kernels that XLA launches as a CUDA graph; no instruction has that name."""
+"""Prefix of the `hlo_op` of kernels that XLA launches as a CUDA graph. No instruction has that name."""
 NO_SCOPE = "XlaModule"
-"""The `tf_op` of a kernel on a GPU whose place in the model is not told."""
+"""The `tf_op` of a GPU kernel whose place in the model is unknown."""
 
 
 class Plane:
-    """An XPlane of a host's trace; a Chrome trace is put into the same messages."""
+    """An XPlane of a host's trace. A Chrome trace is converted to the same messages."""
 
     def __init__(self, host: HostTrace, proto: Any, origin_ns: int = 0, from_json: bool = False) -> None:
         """`origin_ns` is the `timestamp_ns` of lines that counts as time 0."""
@@ -131,14 +131,14 @@ class Plane:
         return self._labels[event.metadata_id]
 
     def event_stats(self, event: Any) -> dict[str, Any]:
-        """What the trace says about an event: stats of its metadata and, where those are silent, its own."""
+        """The stats of an event: those of its metadata, and its own where the metadata have none."""
         key = event.metadata_id
         if key not in self._metadata_stats:
             self._metadata_stats[key] = self._named(self.proto.event_metadata[key].stats)
         return {**self._named(event.stats), **self._metadata_stats[key]}
 
     def role(self, event: Any) -> str:
-        """What an event of a host's thread is, `op`, `step` or `span`: as the first event with its metadata."""
+        """What an event of a host's thread is: `op`, `step` or `span`. The first event with its metadata decides."""
         if event.metadata_id not in self._roles:
             stats = self.event_stats(event)
             role = "op" if "hlo_op" in stats else "step" if "step_num" in stats else "span"
@@ -146,7 +146,7 @@ class Plane:
         return self._roles[event.metadata_id]
 
     def placed(self, line: Any) -> Iterator[tuple[Any, int, int]]:
-        """(event, start_ps, duration_ps) of a line's events."""
+        """(event, start_ps, duration_ps) of each event of a line."""
         starts, durations, _ = self._columns(line)
         return zip(line.events, starts.tolist(), durations.tolist(), strict=True)
 
@@ -159,16 +159,16 @@ class Plane:
 
         metadata_ids = column(e.metadata_id for e in events)
         offsets, durations = column(e.offset_ps for e in events), column(e.duration_ps for e in events)
-        shift = (line.timestamp_ns - self.origin_ns) * 1000 if events else 0  # of an empty line any time may stand
+        shift = (line.timestamp_ns - self.origin_ns) * 1000 if events else 0  # an empty line may have any time
         place = f"{self.host.origin}, {self.name}"
         if np.isin(metadata_ids, list(self._labels), invert=True).any():
             other = "the profiler may have another schema than that of jax 0.11.1"
             raise damaged(place, f"events have name metadata that the file does not hold; {other}")
-        # Offsets are compared before they are added, since a damaged one may be as large as 64 bits hold.
+        # Offsets are checked before they are added, because a damaged one may overflow 64 bits.
         far = (offsets > LONGEST_TRACE_PS) | (offsets < -LONGEST_TRACE_PS) | (abs(shift) > LONGEST_TRACE_PS)
         if np.any(far | (durations < 0) | (durations > LONGEST_TRACE_PS)):
             raise damaged(place, "events have a negative duration, or lie or last more than a day from the others")
-        # A sum over many events has no place in time.
+        # A sum over many events has no time.
         if any(e.num_occurrences for e in events):
             raise damaged(place, "events are sums over many and have no time")
         return offsets + shift, durations, metadata_ids
@@ -183,7 +183,7 @@ class Plane:
         program_id = as_integer(stats.get("program_id")) or program_id
         module = self.host.programs.get(program_id)
         if "hlo_op" in stats and (name.startswith(COMMAND_BUFFER) or (module and name not in module.by_name)):
-            # Many kernels, launched at once, which only their own names tell apart. AMD's end in `.kd`.
+            # A CUDA graph launches many kernels, which only their own names tell apart. AMD's names end in `.kd`.
             kernel = self.label(event).removesuffix(".kd")
             name = module.by_kernel_name.get(kernel, kernel) if module else kernel
         op_name = str(stats.get("tf_op") or "").removesuffix(":")
@@ -200,7 +200,7 @@ class Plane:
         )
 
     def operations(self, line: Any, index: int, kinds: "Kinds") -> np.ndarray:
-        """int64 [n, 4] of (kind, start_ps, duration_ps, `index`) of a line's events; `kinds` gets those it lacks."""
+        """int64 [n, 4] of (kind, start_ps, duration_ps, `index`) of a line's events. New kinds are added to `kinds`."""
         if self._kind_by_metadata:
             starts, durations, metadata_ids = self._columns(line)
             ids, first, inverse = np.unique(metadata_ids, return_index=True, return_inverse=True)
@@ -221,11 +221,11 @@ class Kinds:
     def __init__(self) -> None:
         self.kinds: list[OpKind] = []
         self.kernels: list[tuple[int, str, int, int, int]] = []
-        """Of a GPU's kernels, what `GpuExecutions.of_kernels` takes."""
+        """A GPU's kernels, as `GpuExecutions.of_kernels` takes them."""
         self._numbers: dict[Hashable, int] = {}
 
     def number_of(self, plane: Plane, event: Any, key: Hashable = None) -> int:
-        """The number of an event's kind; events of one `key` are of one, by default those of one name and program."""
+        """The number of an event's kind. Events with one `key` share a kind; the default key is name and program."""
         if key is None:
             # One CUDA kernel serves many HLO operations, so the kind depends on the event's own stats.
             stats = plane.event_stats(event)
@@ -259,7 +259,7 @@ def read_planes(host: HostTrace, planes: Sequence[Plane]) -> HostTrace:
 
 
 def _read_device(plane: Plane) -> tuple[DeviceTrace, Kinds]:
-    """A device and its kinds: of a GPU its `Stream` lines, of which xprof derives others with a TPU's names."""
+    """A device and its kinds. A GPU's `Stream` lines are read; xprof derives lines with a TPU's names from them."""
     operations, transfers = [np.empty((0, 4), np.int64)], [np.empty((0, 4), np.int64)]
     modules: list[ModuleRun] = []
     steps: list[StepMark] = []
@@ -278,8 +278,8 @@ def _read_device(plane: Plane) -> tuple[DeviceTrace, Kinds]:
             transfers.append(plane.operations(line, index, kinds))
     ops = Events.build(np.concatenate(operations))
     modules.sort(key=lambda run: run.start_ps)
-    # A TPU's stated peaks are in 1e12 and 1e9 (libtpu writes 1028.75 and 3686.16 for a core of TPU7x). NVIDIA's
-    # bandwidth is in bytes. AMD's is left out: an MI300X states 2,662 GB/s, half of its data sheet.
+    # A TPU states its peaks in 1e12 and 1e9 (libtpu writes 1028.75 and 3686.16 for a core of TPU7x). NVIDIA states the
+    # bandwidth in bytes. AMD's is not used: an MI300X states 2,662 GB/s, half of its data sheet.
     stats = plane.stats
     flops, hbm = _amount(stats, "peak_teraflops_per_second"), _amount(stats, "peak_hbm_bw_gigabytes_per_second")
     nvidia = _amount(stats, "memory_bandwidth") if stats.get("device_vendor") == "Nvidia" else None
@@ -299,7 +299,7 @@ def _read_device(plane: Plane) -> tuple[DeviceTrace, Kinds]:
 
 
 def _device_kind(stats: Mapping[str, Any]) -> str:
-    """What a plane calls its device; an AMD GPU has a vendor and a version alone."""
+    """The name that a plane gives its device. For an AMD GPU it has only a vendor and a version."""
     for stat in ("device_type_string", "device_type", "gpu_device_name", "device_name"):
         if stats.get(stat):
             return str(stats[stat])
@@ -310,8 +310,8 @@ def _device_kind(stats: Mapping[str, Any]) -> str:
 
 
 def _read_threads(planes: Sequence[Plane], host: HostTrace, launched: GpuExecutions | None) -> None:
-    """Host threads: steps and activity; without another device the CPU's HLO operations as well. `launched` is told of
-    every event."""
+    """Read the host's threads: steps and activity, and if there is no other device, the CPU's HLO operations. Every
+    event is added to `launched`."""
     as_device = not host.devices
     kinds = Kinds()
     rows: dict[int, list[tuple[int, int, int, int]]] = {}
@@ -352,14 +352,14 @@ def _read_threads(planes: Sequence[Plane], host: HostTrace, launched: GpuExecuti
 
 
 def _step_mark(plane: Plane, event: Any, index: int, start: int, duration: int) -> StepMark:
-    """A step by the number that its annotation or its name holds, else by its place in the line."""
+    """A step with the number in its annotation or its name, or else its place in the line."""
     found = re.search(r"\d{1,18}", str(plane.event_stats(event).get("step_num", plane.label(event))), re.ASCII)
     number = int(found.group()) if found else index
     return StepMark(number, start, start + duration)
 
 
 def as_integer(value: Any) -> int:
-    """A stat's value as an unsigned 64-bit integer, 0 where absent; writers have one id as int64, uint64 and text."""
+    """A stat's value as an unsigned 64-bit integer, 0 if absent. Writers store one id as int64, uint64 or text."""
     # never through a float: a TPU's program id is a 64-bit fingerprint
     try:
         return int(value or 0) % 2**64
@@ -368,7 +368,7 @@ def as_integer(value: Any) -> int:
 
 
 def number_or_none(value: Any) -> float | int | None:
-    """A finite number, exact where it is an integer, also as text; None for anything else."""
+    """A finite number, from a number or text, exact if the value is an int; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if not isinstance(value, float | str):
@@ -381,6 +381,6 @@ def number_or_none(value: Any) -> float | int | None:
 
 
 def _amount(stats: Mapping[str, Any], name: str, else_name: str = "") -> float | None:
-    """A count as the profiler wrote it, None where it wrote none or one that cannot be."""
+    """A count that the profiler wrote; None if it wrote none, or an impossible one."""
     number = number_or_none(stats.get(name, stats.get(else_name)))
     return float(number) if number is not None and 0 <= number < 1e300 else None

@@ -1,8 +1,8 @@
 """A compiled program as a `Breakdown`: the same table as a trace's, with predicted instead of measured time.
 
-Unless the caller knows better, a kernel takes what XLA:TPU writes into the fusions it schedules (``estimated_cycles``),
-else the larger of flops over peak and HBM bytes over bandwidth, at least one cycle. A kernel that neither knows (a
-Pallas call without a cost estimate, a collective) has no time, and is reported as unknown.
+Unless the caller gives a time, a kernel takes the ``estimated_cycles`` that XLA:TPU writes into the fusions it
+schedules, or else the larger of flops / peak and HBM bytes / bandwidth, at least one cycle. A kernel that neither
+covers (a Pallas call without a cost estimate, a collective) has no time, and is reported as unknown.
 """
 
 from collections.abc import Callable
@@ -31,15 +31,15 @@ def breakdown_from_program(
     n_devices: int = 1,
     n_hosts: int = 1,
 ) -> Breakdown:
-    """One run of `program` on one device, kernels one after the other, loop bodies times their trip counts.
+    """One run of `program` on one device: kernels one after another, loop bodies times their trip counts.
 
-    A kernel of unknown time has a row with its flops, bytes and occurrences and no time, and a note says how many those
-    are: the total is then a lower bound. `device_kind` is JAX's name of the chip that it was compiled for, `verdicts`
-    say what its operations are, by name (default: `settled`).
+    A kernel of unknown time has a row with its flops, bytes and occurrences but no time. A note then states the number
+    of such kernels, and the total is a lower bound. `device_kind` is JAX's name of the chip that the program was
+    compiled for. `verdicts` classify its operations, by name (default: `settled`).
 
-    Of one execution of a kernel: `kernel_seconds` is its time, None where unknown (default: `compiler_seconds`);
-    `hidden_seconds` what a collective runs beside other kernels, not part of that (default: nothing); `kernel_flops`
-    its flops, None where unknown (default: what HLO says).
+    For one execution of a kernel, `kernel_seconds` gives its time, None if unknown (default: `compiler_seconds`);
+    `hidden_seconds` the time of a collective beside other kernels, which is not part of that (default: none);
+    `kernel_flops` its flops, None if unknown (default: from HLO).
     """
     roofs = Roofs.of_device_kind(device_kind)
     cost = kernel_seconds or (lambda instruction: compiler_seconds(program, instruction, roofs))
@@ -57,7 +57,7 @@ def breakdown_from_program(
         if kernel_flops is not None:
             row = replace(row, flops=kernel_flops(instruction))
         if seconds == 0.0:
-            # What takes no time of its own runs beside the kernels; its bytes over no time would be no rate.
+            # A kernel without own time runs beside others. Its bytes are dropped, because they would have no rate.
             row = replace(row, hbm_bytes=0.0)
         hidden = (hidden_seconds(instruction) or 0.0) if hidden_seconds is not None else 0.0
         times = kernel.executions
@@ -81,7 +81,7 @@ def breakdown_from_program(
 
 
 def kernel_row(program: HloProgram, instruction: Instruction, verdict: Classified) -> OpRow:
-    """A kernel without time, with the flops and bytes of one execution as HLO tells them."""
+    """The row of a kernel without time, with the flops and bytes of one execution from HLO."""
     return OpRow(
         name=instruction.name,
         program=program.name,
@@ -100,13 +100,13 @@ def kernel_row(program: HloProgram, instruction: Instruction, verdict: Classifie
 
 
 def compiler_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs) -> float | None:
-    """Seconds of one execution, None where neither the compiler nor the roofline knows (see the module)."""
+    """Seconds of one execution; None if neither the compiler nor the roofline gives them (see the module)."""
     if instruction.opcode in CONTROL_OPCODES:
         return 0.0
     cycles = instruction.estimated_cycles
     if cycles is not None and roofs.clock_hz:
         return cycles / roofs.clock_hz
-    # The end of an asynchronous collective has no work of its own.
+    # The end of an asynchronous collective has no own work.
     ends = instruction.opcode.endswith(("-update", "-done"))
     if not ends and any(base_opcode(inner.opcode) in COLLECTIVES for inner in program.inner(instruction)):
         return None
@@ -116,5 +116,5 @@ def compiler_seconds(program: HloProgram, instruction: Instruction, roofs: Roofs
     moved = kernel_hbm_bytes(program, instruction)
     peak = roofs.peak_of(kernel_operands(program, instruction)) or roofs.peak_flops_per_second
     seconds = max(flops / peak, moved / roofs.peak_hbm_bytes_per_second)
-    # Nothing takes less: a scalar's bytes over the bandwidth are a third of a cycle, and a rate of 100 %.
+    # Nothing takes less than a cycle: a scalar's bytes / bandwidth would be a third of a cycle, at a rate of 100 %.
     return max(seconds, 1 / roofs.clock_hz) if seconds and roofs.clock_hz else seconds

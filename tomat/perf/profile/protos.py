@@ -1,20 +1,20 @@
-"""Message classes for the two protocol buffers a profile is made of: XSpace (events) and HloProto (programs).
+"""Message classes for the two protocol buffers of a profile: XSpace (events) and HloProto (programs).
 
-Neither jax nor xprof ships Python classes for them, and ``jax.profiler.ProfileData`` hides what sits in the event
-metadata: the HLO modules and, on a TPU, the flops, bytes, category and source line of every operation. So the fields
-that tomat reads are declared here and decoded by ``google.protobuf``, which skips and ignores all others.
+Neither jax nor xprof ships Python classes for them, and ``jax.profiler.ProfileData`` hides the event metadata: the HLO
+modules and, on a TPU, the flops, bytes, category and source line of every operation. So the fields that tomat reads are
+declared here and decoded by ``google.protobuf``, which ignores all others.
 
-Field numbers: the descriptors embedded in jaxlib 0.11.1 (``xla/service/hlo.proto``, ``xla/xla_data.proto``,
-``tsl/profiler/protobuf/xplane.proto``), with which ``tests/perf/profile/test_protos.py`` compares them.
+Field numbers are those of the descriptors embedded in jaxlib 0.11.1 (``xla/service/hlo.proto``,
+``xla/xla_data.proto``, ``tsl/profiler/protobuf/xplane.proto``), which ``tests/perf/profile/test_protos.py`` checks.
 """
 
 import functools
 from dataclasses import dataclass
 from typing import Any
 
-# One line a message: `name number type` for each field, `*` after the type marks a repeated field, `map<V>` a map from
-# int64 to message V, a capitalised type another message, and `@NAME` a member of the one-of NAME, of which `WhichOneof`
-# tells which is set. The order is that of the .proto files.
+# One line per message, in the order of the .proto files, with `name number type` for each field. `*` after the type
+# marks a repeated field, `map<V>` a map from int64 to message V, a capitalised type another message, and `@NAME` a
+# member of the one-of NAME (`WhichOneof` tells which member is set).
 XPLANE_FIELDS: dict[str, str] = {
     "XSpace": "planes 1 XPlane*, errors 2 string*, warnings 3 string*, hostnames 4 string*",
     "XPlane": (
@@ -113,7 +113,7 @@ HLO_FIELDS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Field:
-    """One declared field: name, number, scalar or message type, whether it repeats or maps, its one-of ("": none)."""
+    """One declared field: name, number, scalar or message type, if it repeats or is a map, its one-of ("": none)."""
 
     name: str
     number: int
@@ -135,7 +135,7 @@ def parse_fields(line: str) -> list[Field]:
 
 @functools.cache
 def _message_classes() -> dict[str, Any]:
-    """The message classes of both tables by message name, built once a process."""
+    """The message classes of both tables by message name, built once per process."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     proto = descriptor_pb2.FieldDescriptorProto

@@ -1,13 +1,13 @@
-"""Which windows of a device are the step undisturbed, and what else ran in them.
+"""Finds the windows of a device that hold an undisturbed step, and what else ran in the windows.
 
-A window goes from the beginning of one step to that of the next. The trace's marks of steps are taken only where they
-lie among the operations and agree with the executions of the step's program; without usable marks a step is one
+A window goes from the beginning of one step to the beginning of the next. The trace's step marks are used only if they
+lie among the operations and agree with the executions of the step's program. Without usable marks, a step is one
 execution.
 
-Programs other than the step's may run in a window, the host may leave the device without work, and the trace may begin
-or end in the middle of one. The figures of a step are the mean of the windows in which none of that happened, and whose
-duration is an ordinary one. Where other programs ran in most windows, those count too, without these programs and the
-wait before each, so that one wait stays, as between any two steps.
+Other programs may run in a window, the host may leave the device without work, and the trace may begin or end inside a
+window. The figures of a step are the mean over windows of ordinary duration in which none of this happened. If other
+programs ran in most windows, these windows count too, without the other programs and the wait before each. One wait
+then remains, as between any two steps.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from tomat.perf.profile.trace_data import DeviceTrace, Events, HostTrace, Module
 
 
 def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str]) -> np.ndarray:
-    """int64 [n, 2]: the steps of a device, each from its beginning to that of the next, ps.
+    """int64 [n, 2]: the steps of a device, each from its beginning to the beginning of the next, ps.
 
-    By the device's `Steps` line, else by the host's step annotations, else by executions of the main program; marks
-    that cannot be used are said in `notes`. The last step is left out where three or more are known, since the wait
-    that follows it is not: its window would end early.
+    They are from the device's `Steps` line, else from the host's step annotations, else from executions of the main
+    program. Unusable marks are named in `notes`. If there are three or more steps, the last is left out, because its
+    window would end early: the wait after it is unknown.
     """
     runs = sorted((m for m in device.modules if m.program == main), key=lambda r: r.start_ps)
     executions = [StepMark(i, r.start_ps, r.end_ps) for i, r in enumerate(runs)]
@@ -61,8 +61,8 @@ def step_windows(device: DeviceTrace, host: HostTrace, main: str, notes: set[str
 
 
 def _dispatched_ahead(marks: list[StepMark], runs: list[ModuleRun]) -> bool:
-    """Whether a mark begins inside an execution (`runs`, by their start), or several executions after the last mark,
-    of a device that begins late."""
+    """Whether a mark begins inside an execution (`runs`, by their start), or several executions follow the last mark,
+    as for a device that begins late."""
     marked = sorted(mark.start_ps for mark in marks)
     begun = np.searchsorted([run.start_ps for run in runs], marked)
     if any(i > 0 and start < runs[i - 1].end_ps for i, start in zip(begun.tolist(), marked, strict=True)):
@@ -72,7 +72,7 @@ def _dispatched_ahead(marks: list[StepMark], runs: list[ModuleRun]) -> bool:
 
 
 def _windows(marks: list[StepMark], device: DeviceTrace, runs: list[ModuleRun]) -> np.ndarray | str:
-    """int64 [n, 2]: from each mark to the next; or why marks cannot tell steps."""
+    """int64 [n, 2]: the windows from each mark to the next; or the reason why the marks are no steps."""
     ordered = sorted(marks, key=lambda mark: mark.start_ps)
     starts, ends, numbers = np.array([(m.start_ps, m.end_ps, m.number) for m in ordered], dtype=np.int64).T
     if np.any(np.diff(starts) == 0):
@@ -83,7 +83,7 @@ def _windows(marks: list[StepMark], device: DeviceTrace, runs: list[ModuleRun]) 
     if len(executed) and executed[0] > 1 and np.diff(numbers).min() > 1:
         return f"{executed[0]} executions begin between two marks, whose numbers are not those of neighbours"
     windows = np.stack([starts, np.append(starts[1:], ends[-1])], axis=1)
-    # The end of the last window is that of its mark: without one, it is no window at all.
+    # The last window ends with its mark. If the mark has no end, it is no window at all.
     if len(windows) >= 3 or ends[-1] <= starts[-1]:
         windows = windows[:-1]
     if not len(windows) or not np.any(inside(windows, device.ops.start_ps)):
@@ -95,18 +95,18 @@ PS_PER_SECOND = 1e12
 STEADY_BAND = 0.25
 """Steps within this share of the median are `steady`, others `slow` or `fast`."""
 GAP_SHARE = 0.1
-"""A window has a host gap if it is longer than the median one by more than this share of a step, and the time in which
-no device of the host runs anything is so too."""
+"""A window has a host gap if both the window, and the time in it in which no device of the host runs anything, are
+longer than the median by more than this share of a step."""
 CUT_SHARE = 0.01
-"""Of the operations of every other window, what the first or the last lacks at the least if the trace began or ended in
-it."""
+"""The first or last window is cut off by the trace's begin or end if it lacks more than this share of the operations
+of every other window."""
 ENOUGH_SHARE = 0.5
-"""Of the whole windows, how many must be undisturbed for the others to be left out."""
+"""The disturbed windows are left out if at least this share of the whole windows is undisturbed."""
 HOST_GAP = "(nothing: a host gap)"
 
 
 class WindowKind(StrEnum):
-    """What a window is: a step of ordinary duration, or why it is none."""
+    """The kind of a window: a step of ordinary duration, or the reason why it is none."""
 
     STEADY = "steady"
     SLOW = "slow"
@@ -114,7 +114,7 @@ class WindowKind(StrEnum):
     OTHERS = "with another program"
     GAP = "with a host gap"
     CUT = "cut off"
-    """The first or the last, with fewer operations than every other: the trace began or ended in it."""
+    """The first or the last window, with fewer operations than every other: the trace began or ended in it."""
     EMPTY = "without the program"
 
 
@@ -123,12 +123,12 @@ class JudgedWindows:
     intervals: np.ndarray
     """int64 [n, 2]: disjoint stretches that make up the steady steps, ps."""
     durations_ps: np.ndarray
-    """float64 [n_steps]: of each steady step."""
+    """float64 [n_steps]: duration of each steady step."""
     rows: tuple[WindowRow, ...]
     others: tuple[OtherRow, ...]
-    """What else ran in all windows, and how long the host left the device without work."""
+    """Other programs in all windows, and how long the host left the device without work."""
     longest_gap: tuple[int, int] | None
-    """Where nothing ran for the longest time in the windows with a host gap, ps."""
+    """The longest stretch in which nothing ran, in the windows with a host gap, ps."""
 
     @property
     def n_steps(self) -> int:
@@ -136,13 +136,13 @@ class JudgedWindows:
 
 
 def busy_time(devices: Sequence[DeviceTrace]) -> np.ndarray:
-    """int64 [n, 2]: disjoint stretches in which any of the devices ran a program or an operation, ps, in order."""
+    """int64 [n, 2]: disjoint stretches, in order, in which any of the devices ran a program or an operation, ps."""
     return _merged(*(_merged(_runs(device, None), _operations(device, None)) for device in devices))
 
 
 def judged_windows(device: DeviceTrace, spans: np.ndarray, main: str, host_busy: np.ndarray) -> JudgedWindows:
-    """The windows of a device by what happened in them. `host_busy` is `busy_time` of all devices of its host: a device
-    that waits for another is no gap of the host."""
+    """Judge the windows of a device by what happened in them. `host_busy` is `busy_time` of all devices of its host,
+    because a device that waits for another device is no gap of the host."""
     busy = busy_time([device])
     names = {kind.program for kind in device.kinds} | {run.program for run in device.modules}
     others = {name: _merged(_runs(device, name), _operations(device, name)) for name in sorted(names - {main, ""})}
@@ -189,7 +189,7 @@ def judged_windows(device: DeviceTrace, spans: np.ndarray, main: str, host_busy:
 
 
 def window_classes(rows: Sequence[WindowRow]) -> tuple[StepClass, ...]:
-    """The windows by kind, in the order of `WindowKind`, with the whole duration of a step in each."""
+    """The windows by kind, in the order of `WindowKind`, with the whole duration of their steps."""
     classes = []
     for kind in WindowKind:
         group = [row.seconds for row in rows if row.kind == kind]
@@ -200,7 +200,7 @@ def window_classes(rows: Sequence[WindowRow]) -> tuple[StepClass, ...]:
 
 
 def what_else_ran(breakdown: Breakdown) -> list[str]:
-    """What ran in the windows of a trace and is not in its step, in words, one each."""
+    """What ran in the windows of a trace but is not in its step, in words, one text for each."""
     n_windows = count(len(breakdown.windows) / breakdown.n_devices)
     found = []
     for row in breakdown.others:
@@ -212,7 +212,7 @@ def what_else_ran(breakdown: Breakdown) -> list[str]:
 
 
 def of_step(events: Events, is_step: np.ndarray) -> Events:
-    """The events of the step's program and of none; `is_step` is bool [kinds]."""
+    """The events of the step's program, and those without a program. `is_step`, bool [kinds], marks their kinds."""
     kept = is_step[events.kind]
     return Events(events.kind[kept], events.start_ps[kept], events.duration_ps[kept], events.line[kept])
 
@@ -220,9 +220,9 @@ def of_step(events: Events, is_step: np.ndarray) -> Events:
 def _kinds(
     net: np.ndarray, idle: np.ndarray, counts: np.ndarray, disturbed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The `WindowKind` of each window, and by how much its idle time is beyond the median where that is a gap: by its
-    duration without other programs (`net`, ps), the time in which no device ran anything (`idle`), the number of the
-    program's operations and whether another program ran in it."""
+    """The `WindowKind` of each window, and for a gap, by how much its idle time exceeds the median. `net` is a window's
+    duration without other programs, ps; `idle` the time in which no device ran anything; `counts` the number of the
+    program's operations; `disturbed` whether another program ran in it."""
     kinds = np.full(len(net), WindowKind.OTHERS, dtype=object)
     extra = np.zeros(len(net))
     whole = counts > 0 if (counts > 0).any() else np.ones(len(net), dtype=bool)
@@ -234,7 +234,7 @@ def _kinds(
             kinds[found[edge]] = WindowKind.CUT
     clean = whole & ~disturbed
     if clean.sum() > 1:
-        # Of two windows the longer is the one that was disturbed.
+        # The lower median: of two windows, the longer one is taken as disturbed.
         step, beyond = median_low(net[clean]), idle - median_low(idle[clean])
         gap = clean & (np.minimum(beyond, net - step) > GAP_SHARE * step)
         kinds[gap], extra[gap] = WindowKind.GAP, beyond[gap]
@@ -248,13 +248,13 @@ def _kinds(
 
 
 def _runs(device: DeviceTrace, program: str | None) -> np.ndarray:
-    """int64 [n, 2]: executions of a program, of all for None."""
+    """int64 [n, 2]: executions of a program, or of all programs for None."""
     found = [(run.start_ps, run.end_ps) for run in device.modules if program is None or run.program == program]
     return np.array(found, dtype=np.int64).reshape(-1, 2)
 
 
 def _operations(device: DeviceTrace, program: str | None) -> np.ndarray:
-    """int64 [n, 2]: operations of a program, of all for None."""
+    """int64 [n, 2]: operations of a program, or of all programs for None."""
     ops = device.ops
     if program is not None:
         ops = of_step(ops, np.array([kind.program == program for kind in device.kinds], dtype=bool))
@@ -262,7 +262,7 @@ def _operations(device: DeviceTrace, program: str | None) -> np.ndarray:
 
 
 def _merged(*several: np.ndarray) -> np.ndarray:
-    """int64 [m, 2]: the union of intervals as disjoint ones, in order; empty ones are left out."""
+    """int64 [m, 2]: the union of intervals, as disjoint intervals in order. Empty ones are left out."""
     intervals = np.concatenate([np.empty((0, 2), np.int64), *several])
     kept = intervals[intervals[:, 1] > intervals[:, 0]]
     kept = kept[np.argsort(kept[:, 0], kind="stable")]
@@ -275,7 +275,7 @@ def _merged(*several: np.ndarray) -> np.ndarray:
 
 
 def _covered(merged: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """int64 [n]: how much of each span disjoint intervals cover."""
+    """int64 [n]: how much of each span the disjoint intervals `merged` cover."""
     if not len(merged):
         return np.zeros(len(spans), dtype=np.int64)
     before = np.concatenate([[0], np.cumsum(merged[:, 1] - merged[:, 0])])
@@ -289,7 +289,7 @@ def _covered(merged: np.ndarray, spans: np.ndarray) -> np.ndarray:
 
 
 def _without(intervals: np.ndarray, holes: np.ndarray) -> np.ndarray:
-    """int64 [m, 2]: what disjoint `holes` leave of disjoint intervals."""
+    """int64 [m, 2]: disjoint intervals without disjoint `holes`."""
     if not len(intervals) or not len(holes):
         return intervals
     edges = np.unique(np.concatenate([intervals.ravel(), holes.ravel()]))
@@ -298,7 +298,7 @@ def _without(intervals: np.ndarray, holes: np.ndarray) -> np.ndarray:
 
 
 def _with_the_wait_before(intervals: np.ndarray, busy: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Each interval from the end of what ran before it in its window, where nothing ran until it began."""
+    """Each interval, extended back over the wait before it, to what ran before it in its window."""
     if not len(intervals):
         return intervals
     place = np.searchsorted(busy[:, 0], intervals[:, 0], side="right") - 1  # each lies in one of the busy stretches

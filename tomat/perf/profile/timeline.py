@@ -1,11 +1,11 @@
-"""Who had the device when: concurrent, nested events turned into exclusive time that sums to the step.
+"""Turns concurrent, nested events into exclusive times, which sum to the step.
 
-Rules, in one place:
+The rules, in one place:
 
-* Within a line the innermost running event has the line (a ``while`` loses to its body).
-* When several lines run at once (CUDA streams, CPU threads) compute shares the moment equally, and a collective that
-  runs beside compute has none of it: that part of it is *hidden*. Only where no compute runs is it *exposed*.
-* A moment in which nothing runs belongs to the program if one was executing, else it lies between steps.
+* Within a line, the innermost running event owns the line (the body of a ``while`` owns it, not the ``while``).
+* When several lines run at once (CUDA streams, CPU threads), compute operations share the moment equally. A collective
+  that runs beside compute gets nothing: that part is *hidden*. It is *exposed* only where no compute runs.
+* A moment in which nothing runs belongs to the program if one was executing; otherwise it lies between steps.
 """
 
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ from tomat.perf.profile.trace_data import Events
 
 @dataclass(frozen=True)
 class Attribution:
-    """Picoseconds of the windows by operation kind, and what is left; the sum is `total_ps`."""
+    """Picoseconds of the windows by operation kind, and the time without operations. The sum is `total_ps`."""
 
     total_ps: float
     exclusive_ps: np.ndarray
     """float64 [kinds]."""
     hidden_ps: np.ndarray
-    """float64 [kinds]: collectives beside compute, not part of the sum."""
+    """float64 [kinds]: time of collectives beside compute, which is not part of the sum."""
     occurrences: np.ndarray
     """int64 [kinds]: events that start inside a window."""
     between_ps: float
-    """Nothing ran and no program was executing."""
+    """Time in which nothing ran and no program was executing."""
     waiting_ps: float
-    """Nothing ran although a program was executing."""
+    """Time in which nothing ran although a program was executing."""
     gaps: np.ndarray
-    """int64 [n, 4]: stretches of the windows in which nothing ran, [start_ps, end_ps), with the kind of the operation
+    """int64 [n, 4]: stretches of the windows in which nothing ran, [start_ps, end_ps), with the kinds of the operations
     before and after (-1: none)."""
 
 
@@ -40,13 +40,13 @@ Segments = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def innermost_segments(events: Events) -> Segments:
-    """The stretches in which each event is the innermost of its line; O(n)."""
+    """The stretches in which each event is the innermost of its line, in O(n)."""
     starts, ends = events.start_ps, events.start_ps + events.duration_ps
     same_line = events.line[1:] == events.line[:-1]
     nests = same_line & (starts[1:] < ends[:-1])
     if not np.any(nests):
         return starts, ends, events.kind
-    # An event that the next one does not start inside of is a leaf: it is its own segment. The loop finds the rest, the
+    # An event in which the next one does not start is a leaf, and is a whole segment. The loop finds the others: the
     # stretches of events that contain others.
     leaf = np.concatenate([~nests, [True]])
     rest = _uncovered_by_leaves(starts, ends, events, leaf)
@@ -55,7 +55,7 @@ def innermost_segments(events: Events) -> Segments:
 
 
 def _uncovered_by_leaves(starts: np.ndarray, ends: np.ndarray, events: Events, leaf: np.ndarray) -> np.ndarray:
-    """int64 [m, 3] of (start, end, kind): where a containing event is innermost because none of its inner ones runs."""
+    """int64 [m, 3] of (start, end, kind): where a containing event is innermost because no event inside it runs."""
     found: list[tuple[int, int, int]] = []
     stack: list[tuple[int, int]] = []  # (end, kind) of the open containing events
     cursor, line = 0, -1
@@ -91,16 +91,16 @@ def _uncovered_by_leaves(starts: np.ndarray, ends: np.ndarray, events: Events, l
 def attribute(
     ops: Events, transfers: Events, is_collective: np.ndarray, windows: np.ndarray, module_spans: np.ndarray
 ) -> Attribution:
-    """Split the time of `windows` among the operations of one device, on any number of lines. Of `transfers`,
-    asynchronous operations in flight (TPU), only the hidden time is counted: their exposed time is the `-done` that
-    waits for them. `is_collective` is bool [kinds], `windows` int64 [n, 2] of disjoint [start, end) steps,
+    """Split the time of `windows` among the operations of one device, on any number of lines. For `transfers`,
+    asynchronous operations in flight (TPU), only the hidden time is counted, because their exposed time is that of the
+    `-done` that waits for them. `is_collective` is bool [kinds], `windows` int64 [n, 2] of disjoint [start, end) steps,
     `module_spans` int64 [m, 2] of program executions, ps."""
     segments = innermost_segments(ops)
     segment_starts, segment_ends, segment_kinds = segments
     communicates = is_collective[transfers.kind]
     flight_kinds, flight_starts = transfers.kind[communicates], transfers.start_ps[communicates]
     flight_ends = flight_starts + transfers.duration_ps[communicates]
-    # np.unique hashes integers: 2.0 s against 0.2 s for the 3 M edges of a trace of 1 M events
+    # np.unique hashes integers: it takes 2.0 s, sorting 0.2 s, for the 3 M edges of a trace of 1 M events.
     ends = (segment_starts, segment_ends, windows.ravel(), module_spans.ravel(), flight_starts, flight_ends)
     edges = np.sort(np.concatenate(ends))
     edges = edges[np.concatenate([[True], edges[1:] != edges[:-1]])]
@@ -155,13 +155,13 @@ def _active_between(first: np.ndarray, last: np.ndarray, n_edges: int) -> np.nda
 
 
 def _shares(width: np.ndarray, where: np.ndarray, active: np.ndarray) -> np.ndarray:
-    """Running integral over the edges of width / active where `where` holds."""
+    """Running integral over the edges of `width / active`, where `where` holds."""
     weight = np.divide(width, active, out=np.zeros_like(width), where=where)
     return np.concatenate([[0.0], np.cumsum(weight)])
 
 
 def inside(windows: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """bool [n]: which of the times lie in one of the disjoint windows [start, end), int64 [m, 2]."""
+    """bool [n]: which times lie in one of the disjoint windows [start, end), int64 [m, 2]."""
     order = np.argsort(windows[:, 0])
     starts, ends = windows[order, 0], windows[order, 1]
     index = np.searchsorted(starts, times, side="right") - 1
@@ -174,7 +174,7 @@ def _gaps(edges: np.ndarray, nothing: np.ndarray, segments: Segments) -> np.ndar
     starts, ends = np.flatnonzero(padded[1:] & ~padded[:-1]), np.flatnonzero(~padded[1:] & padded[:-1])
     start_ps, end_ps = edges[starts], edges[ends]
     segment_starts, segment_ends, kinds = segments
-    # -1 stands at the beginning of those before and at the end of those after.
+    # -1 is put first in the kinds before, and last in the kinds after.
     by_end, by_start = np.argsort(segment_ends, kind="stable"), np.argsort(segment_starts, kind="stable")
     before = np.searchsorted(segment_ends[by_end], start_ps, side="right")
     after = np.searchsorted(segment_starts[by_start], end_ps, side="left")

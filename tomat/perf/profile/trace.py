@@ -1,6 +1,6 @@
 """Opens the profile of real steps: a JAX profile directory (local or ``gs://``; the hosts of one session are merged),
-one ``*.xplane.pb``, or a Chrome/Perfetto JSON trace (``*.trace.json[.gz]``, as JAX writes beside the xplane file). The
-latter holds less: no HLO, and the profiler may have dropped events above its limit."""
+one ``*.xplane.pb``, or a Chrome/Perfetto JSON trace (``*.trace.json[.gz]``, which JAX writes beside the xplane file).
+The JSON trace holds less: it has no HLO, and the profiler may have dropped events above its limit."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from tomat.perf.profile.trace_data import LONGEST_TRACE_PS, HostTrace, Trace, da
 
 
 def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
-    """One host's trace. `host_name` is for a file that does not name its host."""
+    """The trace of one host. `host_name` is used if the file does not name its host."""
     from google.protobuf.message import DecodeError
 
     if not data:
@@ -34,8 +34,8 @@ def read_xplane_bytes(data: bytes, origin: str, host_name: str) -> HostTrace:
         raise TomatError(f"{origin}: an XSpace without planes; expected those of a profile: /device:..., /host:...")
     host = HostTrace(origin, space.hostnames[0] if space.hostnames else host_name)
     host.warnings += [f"profiler: {text}" for text in (*space.errors, *space.warnings)]
-    # Counted from the devices' first line, or that of all where the CPU is the device: some writers count from 1970, in
-    # picoseconds more than 64 bits hold.
+    # Times count from the first line of the devices, or of all planes if the CPU is the device. Some writers count from
+    # 1970, which in picoseconds exceeds 64 bits.
     times: dict[bool, list[int]] = {True: [], False: []}
     for plane in space.planes:
         on_device = DEVICE_PLANE.match(plane.name) is not None
@@ -78,7 +78,7 @@ READ_ARGUMENTS = frozenset(
     {"hlo_op", "hlo_module", "program_id", "step_num", "device_ordinal", "run_id", "correlation_id", "long_name",
      "hlo_category", "tf_op", "source", "flops", "model_flops", "bytes_accessed", "raw_bytes_accessed"}
 )  # fmt: skip
-"""Of an event, what `planes.py` asks for."""
+"""The arguments of an event that `planes.py` reads."""
 
 
 def read_chrome_bytes(data: bytes, origin: str) -> HostTrace:
@@ -103,7 +103,7 @@ def read_chrome_bytes(data: bytes, origin: str) -> HostTrace:
 
 
 def _processes(host: HostTrace, naming: list[dict[str, Any]], complete: list[dict[str, Any]]) -> list[Plane]:
-    """The processes of the trace as XPlanes, their threads as lines, with the complete events in them."""
+    """The processes of the trace as XPlanes, with their threads as lines that hold the complete events."""
     names: dict[Any, str] = {}
     threads: dict[tuple[Any, Any], str] = {}
     for event in naming:
@@ -135,7 +135,7 @@ def _processes(host: HostTrace, naming: list[dict[str, Any]], complete: list[dic
                 protos[pid].stat_metadata[number].name = name
         if (pid, tid) not in lines:
             lines[pid, tid] = protos[pid].lines.add(name=threads.get((pid, tid), ""))
-        # Events of one name may be operations and others, which planes tell by their metadata.
+        # Events with one name may be operations or others. Planes tell them apart by metadata, so each gets its own.
         key = (_text(event.get("name", "")), "hlo_op" in arguments, "step_num" in arguments)
         number = numbers.setdefault(key, len(numbers))
         protos[pid].event_metadata[number].name = key[0]
@@ -148,7 +148,7 @@ def _processes(host: HostTrace, naming: list[dict[str, Any]], complete: list[dic
 
 
 def _text(value: Any) -> str:
-    """As a protocol buffer takes it."""
+    """`value` as text that a protocol buffer accepts."""
     return str(value).encode(errors="replace").decode()
 
 
@@ -157,9 +157,9 @@ CHROME_SUFFIXES = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
 
 
 def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
-    """The trace at `origin`: a run's profiler directory or a session's (local path or fsspec URL such as `gs://...`), a
-    `*.xplane.pb` or a Chrome/Perfetto JSON file. `session` is the name of one (`<date>` under `plugins/profile/`);
-    default: the newest.
+    """The trace at `origin`: the profiler directory of a run or of a session (local path or fsspec URL such as
+    `gs://...`), a `*.xplane.pb` or a Chrome/Perfetto JSON file. `session` names a session (`<date>` under
+    `plugins/profile/`); default: the newest.
     """
     location = str(origin)
     notes: list[str] = []
@@ -174,7 +174,7 @@ def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
 
 
 def _session_files(origin: str, files: list[str], session: str | None, notes: list[str]) -> list[str]:
-    """The trace files of one session out of all that are beneath `origin`; JSON ones only where no xplane file is."""
+    """The trace files of one session, out of all below `origin`. JSON files count only if there is no xplane file."""
     for suffixes in ((XPLANE_SUFFIX,), CHROME_SUFFIXES[:2]):
         sessions: dict[str, list[str]] = {}
         for file in sorted(files):
@@ -199,7 +199,7 @@ def _session_files(origin: str, files: list[str], session: str | None, notes: li
 
 
 def natural_order(name: str) -> tuple[tuple[str, int, str], ...]:
-    """A sort key in which numbers count as such: `run_9` before `run_10`."""
+    """A sort key that compares numbers by value: `run_9` comes before `run_10`."""
     pairs = re.findall(r"(\D*)(\d*)", name, re.ASCII)
     return tuple((text, len(digits.lstrip("0")), digits.lstrip("0")) for text, digits in pairs)
 

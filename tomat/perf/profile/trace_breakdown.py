@@ -29,7 +29,7 @@ from tomat.perf.profile.trace_data import DeviceTrace, HostTrace, OpKind, Trace,
 
 MAX_GAP_ROWS = 10
 
-# What an `hlo_category` (xprof) says about the opcodes inside, for traces without HLO. Keys are matched in order.
+# The opcode that stands for an `hlo_category` (xprof), for traces without HLO. Patterns are matched in order.
 HLO_CATEGORY_OPCODES: tuple[tuple[str, str], ...] = (
     (r"all-reduce", "all-reduce"), (r"all-gather", "all-gather"), (r"reduce-scatter", "reduce-scatter"),
     (r"all-to-all", "all-to-all"), (r"collective", "collective-permute"), (r"convolution|dot|matmul", "dot"),
@@ -49,13 +49,13 @@ KERNEL_NAME_OPCODES: tuple[tuple[str, str], ...] = (
 
 
 def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, program: str | None = None) -> Breakdown:
-    """The mean of the undisturbed steps of a trace. `device_kind` is JAX's name of the chip, where the trace does not
-    hold it (Chrome traces), `program` the step's; default: see `main_program`."""
+    """The mean of the undisturbed steps of a trace. `device_kind` is JAX's name of the chip, if the trace does not hold
+    it (Chrome traces). `program` names the program of the step; default: see `main_program`."""
     main_name = main_program(trace.devices, program)
     ran = [(host, one) for host in trace.hosts for one in host.devices if main_name in {k.program for k in one.kinds}]
     devices = [device for _, device in ran]
-    # By program and name of an operation: its exclusive seconds, hidden seconds and occurrences in all steps, and what
-    # is known of one execution, from HLO or else from the trace's own stats.
+    # For each operation: its exclusive seconds, hidden seconds and occurrences in all steps; and its row for one
+    # execution, with whether that is from HLO (or else from the trace's own stats).
     sums: dict[OpRow, np.ndarray] = defaultdict(lambda: np.zeros(3))
     known: dict[OpRow, tuple[OpRow, bool]] = {}
     verdicts: dict[int, tuple[dict[str, Classified], list[str]]] = {}
@@ -83,8 +83,8 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
         is_step = np.array([row.program in (main_name, "") for row, _ in table], dtype=bool)
         ops, transfers = of_step(device.ops, is_step), of_step(device.async_ops, is_step)
         result = attribute(ops, transfers, collective, judged.intervals, executions)
-        # Of several kernels of one instruction (a library's, the memory that it clears) the longest is its execution.
-        # Two compiles of one function have operations of one name that do different work.
+        # If an instruction has several kernels (a library's, and a memset before it), only the longest counts as an
+        # execution. Operations with one name are kept apart if they differ in work, as those of two compiles do.
         alike = [replace(row, op_name="", source="") for row, _ in table]
         longest: dict[OpRow, tuple[int, str]] = {}
         for one, kind, spent in zip(alike, device.kinds, result.exclusive_ps.tolist(), strict=True):
@@ -111,12 +111,12 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
     ]
     for name, category, seconds in (
         ("(no program running)", Category.IDLE, between_seconds),
-        # Sums of float64 picoseconds leave a remainder of either sign around 1e-9 of the step; it belongs here too.
+        # Sums of float64 picoseconds leave a remainder of either sign, around 1e-9 of the step. It is included here.
         ("(program running, no operation)", Category.UNATTRIBUTED, waiting_seconds),
     ):
         if seconds:
             ops.append(OpRow(name, "", "", category, Part.OUTSIDE, Direction.NONE, 0.0, seconds / n_steps))
-    # 0 where the events of the main program carry no id.
+    # 0 if the events of the main program carry no id.
     main_id = next((k.program_id for d in devices for k in d.kinds if k.program == main_name and k.program_id), 0)
     hlo = trace.program(main_id, main_name) if main_name else None
     blind_seconds = sum(sums[key][0] for key, (_, from_hlo) in known.items() if key.program and not from_hlo) / n_steps
@@ -154,7 +154,7 @@ def breakdown_from_trace(trace: Trace, *, device_kind: str | None = None, progra
 
 
 def _add_others(others: dict[str, OtherRow], judged: JudgedWindows, host: HostTrace, n_devices: int) -> None:
-    """Add to `others` what else ran on one of the devices, as its share of the mean over all."""
+    """Add to `others` what else ran on one device, divided by the number of devices."""
     for row in judged.others:
         before = others.get(row.name, OtherRow(row.name, 0.0, 0.0, 0.0))
         activity = before.host_activity
@@ -170,7 +170,7 @@ def _add_others(others: dict[str, OtherRow], judged: JudgedWindows, host: HostTr
 
 
 def _known(kind: OpKind, trace: Trace, cache: dict[int, tuple[dict[str, Classified], list[str]]]) -> tuple[OpRow, bool]:
-    """An operation without time, and whether it is known from HLO; `cache` has the verdicts on programs by `id`."""
+    """An operation's row without time, and whether it is from HLO. `cache` holds the verdicts on programs by `id`."""
     program = trace.program(kind.program_id, kind.program)
     if program is None or kind.name not in program.by_name:
         opcode = _opcode(kind)
@@ -191,12 +191,12 @@ def _known(kind: OpKind, trace: Trace, cache: dict[int, tuple[dict[str, Classifi
         if id(program) not in cache:
             cache[id(program)] = settled(program)
         verdict = cache[id(program)][0].get(kind.name)
-        if verdict is None:  # an instruction of a computation that the entry does not reach, such as a host thread's
+        if verdict is None:  # its computation is not reached from the entry, such as a host thread's
             evidence = [Evidence(instruction.op_name, program.frames(instruction), 1.0)]
             inner = frozenset(i.opcode for i in program.inner(instruction))
             verdict = classify(instruction.opcode, inner, evidence, instruction.custom_call_target)
         row = kernel_row(program, instruction, verdict)
-    # A profiler that knows nothing of a kernel's work writes 0.
+    # A profiler that does not know a kernel's work writes 0.
     flops = (kind.flops or None) if row.flops is None else row.flops
     return replace(row, flops=flops, op_name=row.op_name or kind.op_name, source=row.source or kind.source), True
 
@@ -213,7 +213,7 @@ def _opcode(kind: OpKind) -> str:
         return "fusion"
     if not kind.program:
         return ""
-    # XLA names an instruction after its opcode and number (`dot.151`, a GPU's kernel `dot_151`) unless a kernel or a
+    # XLA names an instruction by its opcode and a number (`dot.151`, a GPU's kernel `dot_151`), unless a kernel or a
     # user named it.
     base = re.sub(r"([._]\d+|\.clone|\.remat)+$", "", kind.name).removeprefix("wrapped_")
     if base.endswith("fusion") or base in ELEMENTWISE | TRANSCENDENTAL:
@@ -228,7 +228,7 @@ def _first_match(table: tuple[tuple[str, str], ...], text: str) -> str:
 
 
 def _inner_opcode(kind: OpKind, opcode: str) -> str:
-    """For a fusion without HLO, the opcode that its `hlo_category`, its path or the words of its name stand for."""
+    """For a fusion without HLO, the opcode that its `hlo_category`, its path or the words of its name suggest."""
     if opcode != "fusion":
         return opcode
     if inner := _first_match(HLO_CATEGORY_OPCODES, kind.hlo_category):
@@ -273,7 +273,7 @@ def _gap_rows(result: Attribution, device: DeviceTrace, host: HostTrace, n_steps
 
 
 def _host_activity(host: HostTrace, start_ps: int, end_ps: int) -> str:
-    """The shortest host span that covers at least half of an interval, "" if none does."""
+    """The shortest host span that covers at least half of an interval; "" if none does."""
     name, starts, ends = host.spans.T
     overlap = np.minimum(ends, end_ps) - np.maximum(starts, start_ps)
     covering = np.flatnonzero(overlap * 2 >= end_ps - start_ps)
@@ -286,7 +286,7 @@ def _host_activity(host: HostTrace, start_ps: int, end_ps: int) -> str:
 def _quality_notes(
     ops: list[OpRow], blind_seconds: float, device_step_seconds: list[float], program: HloProgram | None
 ) -> list[str]:
-    """What a reader should know of the figures; `blind_seconds` are in operations that the trace has no HLO of."""
+    """Notes on the quality of the figures. `blind_seconds` is the time in operations without HLO."""
     notes = []
     total = sum(o.seconds for o in ops)
     if program is None:

@@ -1,5 +1,5 @@
-"""What a trace holds, whatever format it was read from: per device, which operation ran when, in integer picoseconds on
-the session's clock."""
+"""The content of a trace, whatever its format: for each device, which operation ran when, in integer picoseconds on the
+session's clock."""
 
 import re
 from collections import Counter
@@ -12,11 +12,11 @@ from tomat.base.errors import TomatError
 from tomat.perf.profile.hlo import HloProgram
 
 LONGEST_TRACE_PS = 86_400 * 10**12
-"""A day. Profilers keep seconds; an event further than this from the others, or longer, has a damaged time."""
+"""A day. Profiles last seconds, so an event that is longer, or further from the others, has a damaged time."""
 
 
 def damaged(place: str, wrong: str) -> TomatError:
-    """The refusal of a trace with damaged events: what is left would be no picture of the step."""
+    """The error for a trace with damaged events. The other events would not be a true picture of the step."""
     return TomatError(
         f"{place} is damaged: {wrong}. Copy the file again from the host that wrote it, or take the profile again."
     )
@@ -24,7 +24,7 @@ def damaged(place: str, wrong: str) -> TomatError:
 
 @dataclass(frozen=True)
 class OpKind:
-    """What the trace itself says about an operation; `None` or "" where it does not."""
+    """What the trace itself states about an operation; `None` or "" where it states nothing."""
 
     name: str
     program_id: int
@@ -55,7 +55,7 @@ class Events:
 
     @staticmethod
     def build(rows: Sequence[tuple[int, int, int, int]] | np.ndarray) -> "Events":
-        """From (kind, start_ps, duration_ps, line) tuples or [n, 4]: sorted by line and start, outer events first."""
+        """From (kind, start_ps, duration_ps, line), tuples or [n, 4]. Sorted by line and start, outer events first."""
         table = np.asarray(rows, dtype=np.int64).reshape(-1, 4)
         order = np.lexsort((-table[:, 2], table[:, 1], table[:, 3]))
         kind, start, duration, line = (table[order, column] for column in range(4))
@@ -86,7 +86,7 @@ class DeviceTrace:
     host: str
     name: str
     device_kind: str
-    """What the trace calls the chip, such as `TPU v6 Lite` (JAX: `TPU v6 lite`); "" where it does not."""
+    """The trace's name of the chip, such as `TPU v6 Lite` (JAX: `TPU v6 lite`); "" if it has none."""
     kinds: list[OpKind]
     ops: Events
     async_ops: Events = field(default_factory=lambda: Events.build([]))
@@ -94,7 +94,7 @@ class DeviceTrace:
     modules: list[ModuleRun] = field(default_factory=list)
     steps: list[StepMark] = field(default_factory=list)
     peak_flops_per_second: float | None = None
-    """As the trace states it, None where it does not; the bandwidth too."""
+    """The peak that the trace states, or None; the bandwidth likewise."""
     peak_hbm_bytes_per_second: float | None = None
 
 
@@ -105,7 +105,7 @@ class HostTrace:
     devices: list[DeviceTrace] = field(default_factory=list)
     span_names: list[str] = field(default_factory=list)
     spans: np.ndarray = field(default_factory=lambda: np.empty((0, 3), np.int64))
-    """What its threads were doing: int64 [n, 3] of (index into `span_names`, start_ps, end_ps)."""
+    """Activity of its threads: int64 [n, 3] of (index into `span_names`, start_ps, end_ps)."""
     host_steps: list[StepMark] = field(default_factory=list)
     programs: dict[int, HloProgram] = field(default_factory=dict)
     session_ns: tuple[int, int] | None = None
@@ -124,7 +124,7 @@ class Trace:
         return [device for host in self.hosts for device in host.devices]
 
     def program(self, program_id: int, name: str = "") -> HloProgram | None:
-        """The HLO of a program by its id, else by a name that only one program has; None where the trace has none."""
+        """The HLO of a program by its id, or else by a name that only one program has; None if the trace has none."""
         for host in self.hosts:
             if program_id in host.programs:
                 return host.programs[program_id]
@@ -133,13 +133,13 @@ class Trace:
 
 
 def program_name_and_id(text: str) -> tuple[str, int]:
-    """`jit_step(28)` -> (`jit_step`, 28); the id is 0 where there is none."""
+    """`jit_step(28)` -> (`jit_step`, 28). Without an id it is 0."""
     match = re.fullmatch(r"(.*)\((\d{1,20})\)", text.strip(), re.ASCII | re.DOTALL)
     return (match.group(1), int(match.group(2))) if match else (text, 0)
 
 
 def with_program_of_run(kinds: list[OpKind], ops: Events, modules: list[ModuleRun]) -> list[OpKind]:
-    """The kinds, those that name no program given that of the execution in which they first ran."""
+    """The kinds. Those without a program get the program of the execution in which they first ran."""
     nameless = [index for index, kind in enumerate(kinds) if not kind.program]
     if not nameless or not modules or not len(ops):
         return kinds
@@ -156,17 +156,17 @@ def with_program_of_run(kinds: list[OpKind], ops: Events, modules: list[ModuleRu
 
 
 EVALUATION = frozenset({"eval", "evaluate", "evaluation", "valid", "validate", "validation", "test"})
-"""Words in the name of a program that runs now and then among a training's steps."""
+"""Words in the name of an evaluation program, which runs now and then between training steps."""
 LEAST_SHARE = 0.1
-"""Of the time of the program with the most, what another one takes that may be the step."""
+"""A program may be the step if it takes at least this share of the time of the program that takes the most."""
 
 
 def main_program(devices: list[DeviceTrace], program: str | None = None) -> str:
-    """Name of the program whose executions are the steps; "" where the trace names none.
+    """Name of the program whose executions are the steps; "" if the trace names none.
 
-    Of the programs that take the most time, or a tenth of it at the least, in the marks of steps (in all of the trace
-    where the devices have none), it is the one whose name does not say that it evaluates (`EVALUATION`), that ran more
-    than once, and that takes longest each time.
+    Candidates take the most time, or at least a tenth of that, within the marks of steps (in the whole trace if the
+    devices have no marks). Preferred, in this order, is a program whose name is not that of an evaluation
+    (`EVALUATION`), that ran more than once, and that takes longest per run. `program` names it instead.
     """
     seconds = _seconds_by_program(devices, in_marks=True)
     if not any(seconds.values()):
@@ -191,7 +191,7 @@ def main_program(devices: list[DeviceTrace], program: str | None = None) -> str:
 
 
 def _seconds_by_program(devices: list[DeviceTrace], in_marks: bool) -> dict[str, float]:
-    """Operation time of each program on all devices; with `in_marks`, of what begins in marks of steps."""
+    """Operation time of each program on all devices. With `in_marks`, only operations that begin in a step's mark."""
     found: dict[str, float] = {}
     for device in devices:
         ops = device.ops

@@ -1,4 +1,4 @@
-"""Two breakdowns side by side: what each category gained or lost, and whether that is a regression."""
+"""Compares two breakdowns: the change of each category, and whether it is a regression."""
 
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -9,7 +9,7 @@ from tomat.perf.profile.steady import what_else_ran
 
 
 class Verdict(IntEnum):
-    """Of a row and, as the worst of its rows, of a comparison. The exit code of the command is 1 for FAIL, else 0."""
+    """The verdict on a row. A comparison has the worst of its rows. The command's exit code is 1 for FAIL, else 0."""
 
     PASS = 0
     WARN = 1
@@ -18,7 +18,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True)
 class CategoryDelta:
-    """One category in A and B; differences are B - A."""
+    """One category in A and B. Differences are B - A."""
 
     category: str
     a_seconds: float
@@ -30,7 +30,7 @@ class CategoryDelta:
     delta_points: float
     """Change of the share, in percentage points."""
     growth_percent_of_step: float
-    """Change of the time over A's step time."""
+    """Change of the time, divided by A's step time."""
     verdict: Verdict
 
 
@@ -58,9 +58,9 @@ class Comparison:
 
 
 def compare_breakdowns(a: Breakdown, b: Breakdown, warn_percent: float = 2.0, fail_percent: float = 5.0) -> Comparison:
-    """Category by category, largest change first; a category that only one of the two has counts as 0 in the other.
+    """Compare category by category, largest change first. A category that is in only one counts as 0 in the other.
 
-    A verdict is by how much of A's step a category, or the step itself, grows. Shrinking always passes.
+    A verdict is by the growth of a category, or of the step itself, as a share of A's step. Shrinking always passes.
     """
 
     def growth(change: float) -> tuple[float, Verdict]:

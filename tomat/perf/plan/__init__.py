@@ -1,1 +1,1 @@
-"""What a training step needs on a TPU slice, found by compiling it where there is no TPU."""
+"""Plans what a training step needs on a TPU slice, by compiling it on a machine without a TPU."""

@@ -1,10 +1,10 @@
-"""What the plan said against what pods measured. No estimate is fitted to them: they judge it.
+"""Compares plans with measurements on pods. The measurements judge the estimates; no estimate is fitted to them.
 
-`<tracking_dir>/calibration.yaml` holds measurements kept by hand, `<tracking_dir>/calibration.json` those and the
-runs that `tomat plan --record` added, each beside its prediction. Plans read the latter.
+`<tracking_dir>/calibration.yaml` holds measurements kept by hand. `<tracking_dir>/calibration.json` holds those and the
+runs that `tomat plan --record` added, each beside its prediction. Plans read the JSON file.
 
-Figures must be finite, and of the size that their unit has: 2,080 where 2.080 s were meant says that plans are a
-thousand times too short.
+Figures must be finite, and plausible in their unit: 2,080 instead of 2.080 s would say that plans are a thousand times
+too short.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MEASUREMENTS_FILE = "calibration.yaml"
 RECORD_FILE = "calibration.json"
 PACKAGED_FILE = Path(__file__).with_name("calibration.json")
-"""The record of the release in an installed tomat (`pyproject.toml` puts it there); a checkout has it in `docs`."""
+"""The release's record in an installed tomat (`pyproject.toml` puts it there). A checkout has it in `docs`."""
 CHECKOUT_FILE = Path(__file__).parents[3] / "docs" / "tracking" / RECORD_FILE
 
 SHARES = {
@@ -34,7 +34,7 @@ SHARES = {
     "collectives_share": (Category.COLLECTIVES_EXPOSED,),
     "matmul_share": (Category.MATMUL,),
 }
-"""Shares of a step that a measurement may give, and the categories of the plan that they stand for."""
+"""Shares of a step that a measurement may have, and the categories of the plan that each covers."""
 
 BOUNDS: dict[str, tuple[float, float, str]] = {
     "step_seconds": (1e-4, 600.0, "seconds"),
@@ -44,38 +44,38 @@ BOUNDS: dict[str, tuple[float, float, str]] = {
     **dict.fromkeys(SHARES, (0.0, 1.0, "a fraction of the step")),
 }
 """Figures of a row: the least, the most, the unit. The slowest step on record takes 5.76 s, the fastest planned one
-some milliseconds: what is 100 times beyond either is no step of this kind any more, but another unit. The largest need
-on record is 71.87 GiB; 100 times that is MiB."""
+some milliseconds. A figure 100 times beyond either is no such step, but in another unit. The largest need on record is
+71.87 GiB; 100 times that is in MiB."""
 
 RATIO = 10.0
-"""By which factor a measurement may differ from its plan, either way. The pods on record took 1.2 times as long as the
-models say and needed 1 % more than planned; a slip of units is a factor of 60, 1,000 or 1,024."""
+"""Factor by which a measurement may differ from its plan, either way. The pods on record took 1.2 times as long as the
+models say, and needed 1 % more memory than planned. A mistaken unit is a factor of 60, 1,000 or 1,024."""
 
 COMPARED = (("step_seconds", "model_seconds"), ("hbm_required_gib", "hbm_required_gib"))
-"""(measured, predicted) of the same thing."""
+"""Keys of figures that are compared: (measured, predicted)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationRow:
-    """One measurement and what the plan says of the same configuration."""
+    """One measurement, and the plan of the same configuration."""
 
     name: str
     slice: str = ""
-    """Empty before a measurement kept by hand is planned."""
+    """Empty until a measurement kept by hand is planned."""
     source: str
     measured: Mapping[str, Any]
-    """`fits`, and of `step_seconds`, `hbm_required_gib` and `SHARES` what is known."""
+    """`fits`, and those of `step_seconds`, `hbm_required_gib` and `SHARES` that are known."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
-    """The same keys, but `model_seconds` for the planned step, and `error` for its range; empty where it was not
-    planned yet."""
+    """The same keys, but `model_seconds` for the planned step, and `error` for its range; empty if it is not planned
+    yet."""
     config_path: str | None = None
     """The configuration, with `overrides`; None: `config` holds it whole."""
     overrides: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
     compiler: str = ""
     doubted: Mapping[str, str] = field(default_factory=dict)
-    """Measured shares that cannot be, and why: the page says so. Other figures are not doubted, since they
-    decide what is said of plans: a row whose figures cannot be is taken out."""
+    """Measured shares that cannot be right, each with the reason, which the page shows. Other figures decide what is
+    said about plans, so a row with a wrong one is taken out instead."""
 
     @property
     def step_ratio(self) -> float | None:
@@ -91,14 +91,14 @@ class CalibrationRow:
 
         if self.config is not None:
             return config_from_dict(self.config, source=f"the recorded run {self.name}")
-        # where the tokens lie does not matter to the step
+        # the place of the tokens does not matter for the step
         return load_config(self.config_path, list(self.overrides))
 
     def checked(self, where: str) -> "CalibrationRow":
-        """This row, if its figures can be. `where` is the file it is from, for the error."""
+        """This row, if its figures are plausible. `where` is its file, for the error."""
         row = f"{where}: {self.name!r}"
         given = {f"{row}, measured": self.measured}
-        if self.predicted:  # else it was not planned yet
+        if self.predicted:  # otherwise it is not planned yet
             given[f"{row}, predicted"] = self.predicted
         for place, figures in given.items():
             fits = figures.get("fits")
@@ -144,7 +144,7 @@ class Calibration:
 
     @staticmethod
     def load(tracking_dir: Path) -> "Calibration":
-        """The record of `tracking_dir`, else the one that came with tomat."""
+        """The record of `tracking_dir`, or else the one that came with tomat."""
         places = (tracking_dir / RECORD_FILE, PACKAGED_FILE, CHECKOUT_FILE)
         path = next((path for path in places if path.is_file()), None)
         if path is None:
@@ -157,7 +157,7 @@ class Calibration:
         write_json(tracking_dir / RECORD_FILE, {"rows": [asdict(row) for row in self.rows]})
 
     def step_ratios(self, chip: str) -> list[float]:
-        """Measured over planned step time of the runs on `chip`."""
+        """Measured step time divided by the planned one, for the runs on `chip`."""
         return [row.step_ratio for row in self.rows if row.chip == chip and row.step_ratio is not None]
 
     def notes(self, chip: str) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ def read_measurements(tracking_dir: Path) -> tuple[list[CalibrationRow], list[st
 
 
 def tpu_slice(found: FoundDevices, asked: str | None) -> Slice:
-    """The slice that was measured. The name `asked` is kept where it is one of several for the same chips."""
+    """The slice that was measured. If several names fit the same chips, the name `asked` is kept."""
     slice_ = found.as_slice(asked)
     if slice_ is None or slice_.libtpu_topology is None:
         meant = "" if asked is None else f", and {asked} was asked for"
@@ -200,7 +200,7 @@ def tpu_slice(found: FoundDevices, asked: str | None) -> Slice:
 
 
 def row_of_run(run_dir: Path) -> CalibrationRow:
-    """A measurement from a run's own folder, of the slice that it ran on: the median of its steady steps."""
+    """A measurement from a run's own folder: the median of its steady steps, on the slice that it ran on."""
     from tomat.hardware.mfu import RunTimes
     from tomat.train.runs.devices import NOT_ON_RECORD, ran_steps
     from tomat.train.runs.history import read_events, read_metrics

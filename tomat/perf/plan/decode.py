@@ -1,4 +1,4 @@
-"""The plan of a prediction: how many patches fit at a time, how long a batch and a cell take, what bounds them."""
+"""The plan of a prediction: how many patches fit at a time, how long a batch and a cell take, and what bounds them."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -30,7 +30,7 @@ from tomat.train.settings.config import TrainConfig
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell to predict, as far as it decides the programs."""
+    """The properties of a cell to predict that determine the programs."""
 
     grid_shape: tuple[int, int, int]
     atoms: int
@@ -42,8 +42,8 @@ class Cell:
 
 def cell_of(config: TrainConfig, grid_shape: tuple[int, int, int], cell: Crystal | int) -> Cell:
     """The patches of a cell of `grid_shape` voxels, for a run whose model has `environment`, or the boxes of a field
-    model. `cell` is the crystal; or only the number of its atoms, of which no more are then taken to be near a patch
-    than the model's rows have room for."""
+    model. `cell` is the crystal, or only the number of its atoms. Without the crystal, as many atoms are assumed near a
+    patch as the model's rows have room for."""
     environment = environment_of(config.model)
     if environment is None:
         check_decoder(config, "parallel")
@@ -82,11 +82,11 @@ class DecoderPlan:
     compiled: CompiledStep
     model: ChipModel
     fits: bool
-    """Whether the batch takes no more than a predictor lets it (`inference.decoding.SHARE` of what is free)."""
+    """Whether the batch takes no more than a predictor allows (`inference.decoding.SHARE` of the free memory)."""
 
     @cached_property
     def step(self) -> StepEstimate | None:
-        """The cycle models on the program of a batch; None where it does not fit."""
+        """The cycle models applied to the program of a batch; None if it does not fit."""
         if not self.fits:
             return None
         title = f"{self.batch.decoder} decoder of {self.config.run_name} on {self.slice_.name}, one batch, planned"
@@ -95,7 +95,7 @@ class DecoderPlan:
 
     @property
     def kv_cache_bytes(self) -> int | None:
-        """Of the keys and values that a device keeps; None of the parallel decoder, which keeps none."""
+        """Bytes of the keys and values that a device caches; None for the parallel decoder, which has no cache."""
         if self.batch.decoder == "parallel":
             return None
         patches = self.batch.patches // data_axis_size(self.config, self.slice_.n_devices)
@@ -106,7 +106,7 @@ class DecoderPlan:
         return -(-self.cell.patches // self.batch.patches)
 
     def to_dict(self) -> dict[str, Any]:
-        """For a JSON report: bytes, seconds, fractions; all of one device."""
+        """For a JSON report: bytes, seconds, fractions, all of one device."""
         step = self.step
         return {
             "decoder": self.batch.decoder,
@@ -135,8 +135,8 @@ def plan_decoder(
     on_stage: Callable[[str], None] = lambda stage: None,
     **how: Any,
 ) -> DecoderPlan:
-    """Compile a decoder for the largest batch that fits, as a predictor finds it, and estimate it. That not even one
-    patch a device fits is an answer. A field model has the batch that it always has. `on_stage` and `how` are as of
+    """Compile a decoder for the largest batch that fits, found as a predictor does, and estimate it. If not even one
+    patch per device fits, that is an answer. A field model always has the same batch. `on_stage` and `how` are as for
     `compile_step`."""
     check_decoding(decoder, rounds, kv_cache_dtype)
     check_decoder(config, decoder, rounds)
@@ -153,7 +153,7 @@ def plan_decoder(
     batch, compiled = compiled_for(patches, False)
     while not _fits(compiled.memory) and patches > (fixed or devices):
         patches //= 2
-        # The code, nine tenths of a compile, is made for the one that fits alone.
+        # Code generation is nine tenths of a compile, so it is done only for the batch that fits.
         batch, compiled = compiled_for(patches, True)
     fits = _fits(compiled.memory)
     if fits and patches < first:
@@ -163,7 +163,7 @@ def plan_decoder(
 
 
 def _fits(memory: MemoryReport) -> bool:
-    """Whether a batch takes as little as a predictor lets it, beside arguments that are nearly all parameters."""
+    """Whether a batch takes no more than a predictor allows, beside its arguments, which are nearly all parameters."""
     if memory.memory_space != "hbm":
         raise TomatError(f"a kernel of the decoder does not fit the memory on the chip ({memory.memory_space}).")
     there = memory.argument_bytes or 0

@@ -1,10 +1,10 @@
-"""What the host adds to a step of the device, by the loop that dispatches it.
+"""The time that the host adds to a step of the device, for the loops that dispatch it.
 
 Levanter's loop (0.2.227, `Trainer.train_step`) looks its program up, dispatches it and reads its loss before anything
-else: its Python comes on top of every step. tomat's dispatches ahead (`train/dispatch.py`): its Python is hidden while
-the device takes longer. Both were measured on 2026-11-27 by `profiling/beside_levanter.py` with a decoder of 6 layers
-16 wide, whose own work is a millisecond or two, on two cores that other work shared, medians of five windows of 60
-steps: 29 ms (24 to 38) and 12 ms (8 to 19). What a TPU's host takes is not measured.
+else, so its Python adds to every step. tomat's loop dispatches ahead (`train/dispatch.py`), so its Python is hidden as
+long as the device takes longer. Both were measured on 2026-11-27 by `profiling/beside_levanter.py`, with a decoder of 6
+layers 16 wide, whose own work is a millisecond or two, on two cores shared with other work. Medians of five windows of
+60 steps were 29 ms (24 to 38) and 12 ms (8 to 19). The time on a TPU's host is not measured.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,12 +17,12 @@ from tomat.perf.plan.plan import Interval
 class HostLoop:
     name: str
     step_seconds: Interval
-    """Of Python in each step."""
+    """Time of Python in each step."""
     ahead: bool
-    """Whether steps are dispatched before the loss of an earlier one is read."""
+    """Whether steps are dispatched before the loss of an earlier step is read."""
 
     def on_top(self, device: Interval) -> Interval:
-        """What it adds to a step, seconds; of a loop that dispatches ahead what is longer than the device's step."""
+        """Seconds that it adds to a step. A loop that dispatches ahead adds only what exceeds the device's step."""
         if not self.ahead:
             return self.step_seconds
         own = self.step_seconds
@@ -36,7 +36,7 @@ TOMAT = HostLoop("tomat's loop", Interval(0.010, 0.004, 0.019), ahead=True)
 
 
 def host_dict(dispatch_ahead: int, device: Interval) -> dict[str, Any]:
-    """For the JSON report of a plan: what the loop's Python takes, and how much of it comes on top of the step."""
+    """For the JSON report of a plan: the time of the loop's Python, and the part that adds to the step."""
     loop = TOMAT if dispatch_ahead else LEVANTER
     return {
         "host_loop": loop.name,
@@ -46,23 +46,23 @@ def host_dict(dispatch_ahead: int, device: Interval) -> dict[str, Any]:
 
 
 COMPILE_SECONDS = Interval(20.0, 0.0, 60.0)
-"""Of one program on a TPU's host. Of the published records whose steps are short enough to show it and whose shapes are
-not kept aside: what is left of the total time beside the planned device's and the host's is 42 s a compile (130M on
-v5p-32), 22, 15 and -1 s (300M, 75M and 150M on v4). Compiling them here takes 100 to 250 s, on two shared cores."""
+"""Compile time of one program on a TPU's host. It is from published records whose steps are short enough to show it and
+whose shapes are not kept aside: the total time minus the planned times of device and host leaves 42 s a compile (130M
+on v5p-32), and 22, 15 and -1 s (300M, 75M and 150M on v4). A compile takes 100 to 250 s here, on two shared cores."""
 COMPILES_ON_RECORD = 2
-"""Programs whose compile is in the times of a record of Levanter's: the step, and the one that also computes the norms
-of gradients and parameters, every tenth time (`Trainer.train_step`: "this results in two compiles")."""
+"""Programs whose compile is in the times of Levanter's records: the step, and one that also computes the norms of
+gradients and parameters, every tenth step (`Trainer.train_step`: "this results in two compiles")."""
 
 
 FUSED_LOSS_MORE = Interval(0.26, 0.21, 0.33)
-"""Of the planned loss, that Levanter's fused cross-entropy of April 2026 took more than that of 0.2.227, which is what
-is planned (its code and table of blocks changed some dozen times between). Learnt from the three records of 130M (v5p-8
-twice, v5p-32); those of 520M and 1.2B, which are kept aside, leave 0.22 to 0.29 of their loss."""
+"""Share of the planned loss by which Levanter's fused cross-entropy of April 2026 took longer than that of 0.2.227,
+which is planned (its code and table of blocks changed some dozen times between). It is fitted to the three records of
+130M (v5p-8 twice, v5p-32). The records of 520M and 1.2B, which are kept aside, give 0.22 to 0.29 of their loss."""
 
 
 def step_on_record(device: Interval, loop: HostLoop, steps: int, fused_loss_seconds: float = 0.0) -> Interval:
-    """A step of a run's record, seconds: its total time over its `steps`, compiles included. Of the device's seconds
-    `fused_loss_seconds` are in Levanter's fused loss."""
+    """Seconds of a step in a run's record: its total time divided by its `steps`, compiles included. Levanter's fused
+    loss takes `fused_loss_seconds` of the device's seconds."""
     host = loop.on_top(device)
     compiled = COMPILES_ON_RECORD / steps
 

@@ -1,4 +1,4 @@
-"""The plan of a training step: does it fit, where will its cycles go, which MFU to expect."""
+"""The plan of a training step: whether it fits, where its cycles will go, and which MFU to expect."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -29,7 +29,7 @@ class Interval:
 
     @staticmethod
     def of(step: StepEstimate, times: int = 1) -> "Interval":
-        """Of so many runs of a program; the range is that of its parts (`perf/cost/estimate.py`)."""
+        """The duration of `times` runs of a program. The range is that of its parts (`perf/cost/estimate.py`)."""
         seconds, factor = step.breakdown.step_seconds * times, 1 + step.error
         return Interval(seconds, seconds * (1 / factor), seconds * factor)
 
@@ -42,11 +42,11 @@ class Plan:
     calibration: Calibration
     model: ChipModel
     work: StepWork
-    """The products of the step by every convention."""
+    """The FLOPs of the step's products, by every convention."""
 
     @cached_property
     def step(self) -> StepEstimate | None:
-        """The cycle models on the compiled program; None where it does not fit."""
+        """The cycle models applied to the compiled program; None if it does not fit."""
         if not self.compiled.fits:
             return None
         title = f"{self.config.run_name} on {self.slice_.name}, planned"
@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def breakdown(self) -> Breakdown | None:
-        """Where the cycles are expected to go; None where it does not fit."""
+        """Where the cycles are expected to go; None if the step does not fit."""
         return self.step.breakdown if self.step is not None else None
 
     @cached_property
@@ -64,7 +64,7 @@ class Plan:
 
     @cached_property
     def utilisation(self) -> dict[str, Interval]:
-        """`MFU_KEYS`, fractions; empty where the step does not fit."""
+        """The figures of `MFU_KEYS`, as fractions; empty if the step does not fit."""
         if self.step_seconds is None:
             return {}
         on = self.slice_.chip, self.slice_.n_devices
@@ -77,7 +77,7 @@ class Plan:
         return self.breakdown.notes if self.breakdown is not None else self.calibration.notes(self.slice_.chip.name)
 
     def pallas_kernels(self) -> list[dict[str, Any]]:
-        """The Pallas kernels of the step: schedule, share of the slots, what binds; longest first."""
+        """The Pallas kernels of the step, longest first: schedule, utilisation of slots, what bounds them."""
         if self.step is None:
             return []
         program, schedules = self.compiled.made
@@ -101,7 +101,7 @@ class Plan:
         return sorted(rows, key=lambda row: -row["seconds_per_step"])
 
     def to_dict(self) -> dict[str, Any]:
-        """For a JSON report: bytes, seconds, fractions; all of one device but for the utilisation."""
+        """For a JSON report: bytes, seconds, fractions. All but the utilisation are those of one device."""
         from tomat.train.settings.config import config_hash
 
         step, seconds = self.step, self.step_seconds
@@ -127,7 +127,7 @@ class Plan:
 def estimated(
     compiled: CompiledStep, slice_: Slice, model: ChipModel, title: str, notes: tuple[str, ...]
 ) -> StepEstimate:
-    """The cycle models on a compiled program that fits."""
+    """The cycle models applied to a compiled program that fits."""
     return estimate_step(
         *compiled.made,
         slice_,
@@ -139,7 +139,7 @@ def estimated(
 
 
 def program_dict(compiled: CompiledStep, step: StepEstimate | None) -> dict[str, Any]:
-    """What a JSON report says of any compiled program: bytes, seconds, fractions; all of one device."""
+    """The part of a JSON report for any compiled program: bytes, seconds, fractions, all of one device."""
     return {
         "hbm_required_bytes": compiled.memory.required_bytes,
         "hbm_capacity_bytes": compiled.memory.capacity_bytes,
@@ -156,9 +156,9 @@ def program_dict(compiled: CompiledStep, step: StepEstimate | None) -> dict[str,
 
 
 def make_plan(config: "TrainConfig", slice_: Slice, **how: Any) -> Plan:
-    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it; `how` as `compile_step`
-    takes it. That it does not fit is an answer; a model whose FLOPs are not known is refused before anything is
-    compiled."""
+    """Compile the step of `config` for `slice_` (or find it in the cache) and estimate it. `how` is passed to
+    `compile_step`. A step that does not fit is an answer, not an error. A model whose FLOPs are not known is refused
+    before anything is compiled."""
     from tomat.train.mfu import step_work
 
     work = step_work(config, "tpu")

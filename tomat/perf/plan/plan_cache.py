@@ -1,11 +1,11 @@
-"""A cache of plans: what names an answer, working folders that end with their process, answers that appear whole.
+"""A cache of plans: keys of answers, working folders that end with their process, answers that appear whole.
 
-- An answer is a folder below `programs/` or a JSON file. It appears by one rename and is never replaced: who has opened
-  it reads one compile's files to the end. A reader holds a shared lock (`flock`) on the folder's result; what is locked
-  is not evicted. Who puts an answer in or takes one out holds the lock of the cache.
-- A working folder, `.work-*`, belongs to the process that holds the lock beside it. One whose lock is free is removed.
-- What decides an answer, the files of tomat behind a module and the packages that are installed, is found, not listed:
-  a list goes stale with the next import, and a stale list answers for a program that changed.
+- An answer is a folder below `programs/` or a JSON file. It appears by one rename and is never replaced, so a reader
+  that has opened it can read the files of one compile to the end. A reader holds a shared lock (`flock`) on the
+  folder's result; a locked answer is not evicted. A process holds the cache's lock to add or remove an answer.
+- A working folder, `.work-*`, belongs to the process that holds the lock beside it. It is removed if its lock is free.
+- An answer depends on tomat's files behind a module and on the installed packages. These are found, not listed: a list
+  would go stale with the next import, and would then answer for a program that has changed.
 """
 
 import ast
@@ -39,11 +39,11 @@ def default_cache_dir() -> Path:
 
 
 def module_files(*modules: str, package: Path = PACKAGE) -> list[Path]:
-    """The files of `package` that `modules` (dotted names) import, in functions too, and those that these import;
+    """The files of `package` that `modules` (dotted names) import, also in functions, and those that these import;
     sorted.
 
-    A file of data counts where a module names it in a string, by its path from the module's folder. What is imported
-    for types alone counts as well: it costs a needless lowering now and then, never a wrong answer.
+    A data file counts if a module names it in a string, by its path from the module's folder. Imports for types only
+    count as well: they cost a needless lowering now and then, but never a wrong answer.
     """
     waiting = [path for name in modules for path in _files_of(name, package)]
     found: set[Path] = set()
@@ -59,8 +59,8 @@ def module_files(*modules: str, package: Path = PACKAGE) -> list[Path]:
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                # Of `from a import b` both `a` and `a.b`, since `b` may be a module. No module of tomat imports by a
-                # relative name: `tests/test_architecture.py` holds it.
+                # `from a import b` counts as both `a` and `a.b`, since `b` may be a module. No module of tomat uses
+                # relative imports (`tests/test_architecture.py` checks it).
                 names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
             elif isinstance(node, ast.Constant) and isinstance(text := node.value, str):
                 plain = "." in text and len(text) < 100 and text.isprintable() and not text.startswith(("/", ".."))
@@ -71,7 +71,7 @@ def module_files(*modules: str, package: Path = PACKAGE) -> list[Path]:
 
 
 def _files_of(name: str, package: Path) -> list[Path]:
-    """The file of a module of the package, with the `__init__.py` that Python runs before it; none for other names."""
+    """The file of a module of the package, and each `__init__.py` that Python runs before it; none for other names."""
     parts = name.split(".")
     if parts[0] != package.name:
         return []
@@ -81,7 +81,7 @@ def _files_of(name: str, package: Path) -> list[Path]:
 
 
 def sources_digest(*modules: str, package: Path = PACKAGE) -> str:
-    """SHA-256 over `module_files`, their names and their bytes; read anew each time, since files change."""
+    """SHA-256 over the names and bytes of `module_files`. They are read anew each time, because files change."""
     digest = hashlib.sha256()
     for path in module_files(*modules, package=package):
         content = path.read_bytes()
@@ -91,8 +91,8 @@ def sources_digest(*modules: str, package: Path = PACKAGE) -> str:
 
 
 def question_key(question: Mapping[str, Any]) -> str:
-    """Names a question to all of tomat by its text: no import is needed to look for its answer. `question` is all that
-    the answer depends on, but for tomat's own files and the installed packages."""
+    """The key of a question to all of tomat, from its text, so that no import is needed to look for its answer.
+    `question` is all that the answer depends on, besides tomat's own files and the installed packages."""
     whole = {**question, "sources": source_hash(), "packages": installed_packages()}
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
@@ -100,8 +100,8 @@ def question_key(question: Mapping[str, Any]) -> str:
 def installed_packages() -> list[str]:
     """Every installed distribution with its version, as `name-version`, sorted.
 
-    All of them, since which of them take part in tracing a step is nothing that a list could keep up with. Read from
-    the names of their folders: to parse their metadata takes a second.
+    All of them, because no list of those that take part in tracing a step could be kept up to date. They are read from
+    the names of their folders, since parsing their metadata takes a second.
     """
     folders = {Path(entry or ".") for entry in sys.path}
     found = {path.stem for folder in folders for kind in ("dist-info", "egg-info") for path in folder.glob(f"*.{kind}")}
@@ -109,25 +109,25 @@ def installed_packages() -> list[str]:
 
 
 RESULT_FILE = "result.json"
-"""In each folder below `programs/`; its time of change is that of the last use."""
+"""Result file in each folder below `programs/`. Its modification time is that of the last use."""
 
 PROGRAM_FILES = PROGRAM_FILE, SCHEDULE_FILE = "program.hlo.pb.gz", "schedule.json.gz"
-"""Beside the result of a program that fits: the optimised module, and the schedule of each of its operations."""
+"""Files beside the result of a program that fits: the optimised module, and the schedule of each of its operations."""
 
 PROGRAMS, ANSWERS = "programs", "answers"
-"""Folders of a cache: of compiles, each with its files; of whole reports, each one JSON file."""
+"""Folders of a cache: a folder for each compile, and a JSON file for each whole report."""
 
 GIB = 2**30
 CACHE_GIB = 2.0
-"""Default bound of a cache. A plan of the 200M step with scanned layers takes 0.24 MB, its answer as much: thousands of
-plans. (A choice.)"""
+"""Default limit of a cache. A plan of the 200M step with scanned layers takes 0.24 MB, and its answer as much, so there
+is room for thousands of plans. (A choice.)"""
 
 WORK, LOCK = ".work-", ".lock"
 
 
 def open_cache(cache: Path) -> Path:
-    """Make a cache ready for a compile: its folders are there, and what killed compiles left is not. Gives the folder
-    of its programs."""
+    """Prepare a cache for a compile: make its folders, and remove what killed compiles left. Returns the folder of
+    programs."""
     programs = cache / PROGRAMS
     try:
         programs.mkdir(parents=True, exist_ok=True)
@@ -139,9 +139,9 @@ def open_cache(cache: Path) -> Path:
 
 @contextlib.contextmanager
 def work_folder(cache: Path) -> Iterator[Path]:
-    """A folder in `cache` for one compile, which goes away with it.
+    """A folder in `cache` for one compile, which is removed with it.
 
-    The lock is there and held before the folder is, so that no folder looks abandoned while it is being made.
+    The lock is made and held before the folder is made, so that no folder looks abandoned in the meantime.
     """
     handle, name = tempfile.mkstemp(dir=cache, prefix=WORK, suffix=LOCK)
     lock = Path(name)
@@ -158,27 +158,27 @@ def work_folder(cache: Path) -> Iterator[Path]:
 def _remove_work(lock: Path) -> None:
     folder = lock.with_suffix("")
     shutil.rmtree(folder, ignore_errors=True)
-    if not folder.exists():  # one that a child still writes into keeps its lock, and goes the next time
+    if not folder.exists():  # a folder that a child still writes into keeps its lock, and is removed next time
         lock.unlink(missing_ok=True)
 
 
 def remove_abandoned(cache: Path) -> None:
     for lock in cache.glob(f"{WORK}*{LOCK}"):
-        with contextlib.suppress(OSError), lock.open("r+b") as file:  # NFS locks for one alone what can be written
+        with contextlib.suppress(OSError), lock.open("r+b") as file:  # NFS needs a writable file for exclusive locks
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove_work(lock)
 
 
 @contextlib.contextmanager
 def _alone(cache: Path) -> Iterator[None]:
-    """Nobody else puts an answer into the cache or takes one out meanwhile."""
+    """Hold the cache's lock, so that no other process adds or removes answers meanwhile."""
     with (cache / LOCK).open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def keep(part: Path, folder: Path) -> None:
-    """Make `part` the answer `folder`, in one step; where there is one, it stays, and gets the files that it lacks."""
+    """Make `part` the answer `folder`, in one step. An existing answer stays, and gets the files that it lacks."""
     with _alone(folder.parent.parent):
         kept = open_result(folder)
         if kept is None:
@@ -194,14 +194,14 @@ def keep(part: Path, folder: Path) -> None:
 
 class Kept(NamedTuple):
     lock: IO[bytes]
-    """Keeps the folder from being evicted while it is open."""
+    """While it is open, the folder is not evicted."""
     result: dict[str, Any]
     folder: Path
 
 
 def open_result(folder: Path, needed: Sequence[str] = ()) -> Kept | None:
-    """The answer in a folder of the cache, locked; None where there is none, where it is damaged or lacks one of the
-    files that are `needed` if its step fits, and where it is being evicted."""
+    """The answer in a folder of the cache, locked. None if there is none, if it is damaged, if its step fits but one of
+    the `needed` files is missing, or if it is being evicted."""
     path = folder / RESULT_FILE
     try:
         file = path.open("rb")
@@ -210,7 +210,7 @@ def open_result(folder: Path, needed: Sequence[str] = ()) -> Kept | None:
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         result, has_checksum = parse_checked(file.read(), str(path), "an answer", "")
-        # The lock may have come when the folder was gone already: then the name is free, or another's.
+        # The folder may have been removed before the lock was held. The name is then free, or of another answer.
         if not has_checksum or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
             raise ValueError("not this folder's")
         if result.get("status") == "fits" and not all((folder / name).exists() for name in needed):
@@ -223,17 +223,17 @@ def open_result(folder: Path, needed: Sequence[str] = ()) -> Kept | None:
 
 
 def keep_program(part: Path, module: bytes, llo_dump: Path) -> None:
-    """Write a serialised `HloModuleProto`, and what the compiler dumped of its operations, into `part`."""
+    """Write a serialised `HloModuleProto`, and the schedules that the compiler dumped, into `part`."""
     from tomat.perf.cost.llo import read_schedules, write_schedules
 
-    # Level 6 costs 0.1 s for the 2 MB of a 200M step and leaves a fifth.
+    # Level 6 takes 0.1 s for the 2 MB of a 200M step, and reduces them to a fifth.
     (part / PROGRAM_FILE).write_bytes(gzip.compress(module, compresslevel=6, mtime=0))
     write_schedules(part / SCHEDULE_FILE, read_schedules(llo_dump))
 
 
 def kept_program(folder: Path, again: str = "plan") -> tuple["HloProgram", dict[str, "OpSchedule"]]:
     """The program in a folder of the cache, and the schedules of its operations by the names of their HLO
-    instructions; `again` is what to do again where either is damaged."""
+    instructions. `again` names what to do again if either is damaged."""
     from tomat.perf.cost.llo import kept_schedules
     from tomat.perf.profile.hlo_files import load_program
 
@@ -246,24 +246,24 @@ def kept_program(folder: Path, again: str = "plan") -> tuple["HloProgram", dict[
 
 
 def keep_report(cache: Path, key: str, report: Mapping[str, Any]) -> None:
-    """Keep the whole report of a question (`question_key`), to be found without a compile and without JAX."""
+    """Keep the whole report of a question (`question_key`), so that it is found without a compile and without JAX."""
     write_json(cache / ANSWERS / f"{key}.json", with_checksum(to_jsonable(report)))
 
 
 def find_report(cache: Path, key: str) -> dict[str, Any] | None:
-    """The report of a question; None where there is none, or a damaged one."""
+    """The report of a question; None if there is none, or if it is damaged."""
     path = cache / ANSWERS / f"{key}.json"
     try:
         answer, has_checksum = parse_checked(path.read_bytes(), str(path), "an answer", "")
-        os.utime(path)  # the least recently used go first
+        os.utime(path)  # eviction starts with the least recently used
     except (OSError, TomatError):
         return None
     return answer if has_checksum else None
 
 
 def evict(cache: Path, limit_bytes: int) -> str:
-    """Remove the least recently used answers, none that is being read, until at most `limit_bytes` are held; what was
-    removed, in words, "" if nothing was."""
+    """Remove the least recently used answers, except those being read, until at most `limit_bytes` are held. Returns
+    what was removed, in words; "" if nothing was."""
     entries = []
     count = removed = 0
     with _alone(cache):
@@ -279,7 +279,7 @@ def evict(cache: Path, limit_bytes: int) -> str:
                 count, removed = count + 1, removed + size
     if count == 0:
         return ""
-    for request in (cache / "requests").glob("*.json"):  # of which the program is gone
+    for request in (cache / "requests").glob("*.json"):  # remove requests whose program is gone
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if not (cache / PROGRAMS / json.loads(request.read_text(encoding="utf-8"))["program"]).exists():
                 request.unlink()
@@ -290,9 +290,9 @@ def evict(cache: Path, limit_bytes: int) -> str:
 
 
 def _remove(path: Path) -> bool:
-    """Remove an answer unless somebody reads it."""
+    """Remove an answer unless it is being read."""
     try:
-        if path.is_file():  # read in one go, which an unlinked file survives
+        if path.is_file():  # reports are read in one go, which works even if the file is unlinked meanwhile
             path.unlink()
             return True
         result = path / RESULT_FILE

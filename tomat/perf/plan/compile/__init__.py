@@ -1,1 +1,1 @@
-"""The training step, lowered and compiled for a TPU slice on a machine without one."""
+"""Lowers and compiles programs for a TPU slice on a machine without one."""

@@ -1,9 +1,9 @@
-"""Compiles a training step or a decoder for a TPU slice in a process of its own, with limits and a cache.
+"""Compiles a training step or a decoder for a TPU slice in a separate process, with limits and a cache.
 
-That process is `python -m tomat.perf.plan.compile.compiler REQUEST.json`; `process.py` says why apart. The cache is a
-folder. `requests/` maps a configuration, before it is lowered, to a program; `programs/` holds what was found, by the
-hash of the lowered module, the slice, the compiler and its flags. Two configurations that lower to the same module
-share the compile. A request counts for the sources and packages that it was lowered with (`plan_cache.py`).
+That process is `python -m tomat.perf.plan.compile.compiler REQUEST.json`; `process.py` says why it is separate. The
+cache is a folder. `requests/` maps a configuration, before it is lowered, to a program. `programs/` holds the results,
+by the hash of the lowered module, the slice, the compiler and its flags. Two configurations that lower to the same
+module share the compile. A request is valid for the sources and packages that it was lowered with (`plan_cache.py`).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from tomat.train.settings.config import TrainConfig
 
 CHILD_MODULE = "tomat.perf.plan.compile.compiler"
-"""What lowers and compiles; its imports are what decides an answer."""
+"""The module that lowers and compiles. The sources that it imports are part of a request's key."""
 CACHE_FORMAT = 1
-"""Of what is kept of a compile; a new one makes old entries invisible."""
+"""Format of the cached results. A new number makes old entries invisible."""
 
 EXECUTABLE_FILE = "executable.bin"
 
 MEMORY_SUFFIX = "-memory"
-"""Of the key of a compile that was ended when its memory was known."""
+"""Ends the key of a compile that was stopped when its memory was known."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class CompiledStep:
     result: dict[str, Any]
     cached: bool
     lock: IO[bytes] | None = field(default=None, repr=False, compare=False)
-    """Keeps the folder from being evicted as long as this object lives."""
+    """While this object lives, the folder is not evicted."""
 
     @property
     def key(self) -> str:
@@ -88,7 +88,7 @@ class CompiledStep:
 
     @cached_property
     def made(self) -> tuple[HloProgram, dict[str, OpSchedule]]:
-        """The optimised module, and the final schedule of each operation; only of a step that fits."""
+        """The optimised module, and the final schedule of each operation; only for a step that fits."""
         return kept_program(self.folder)
 
 
@@ -107,12 +107,12 @@ def compile_step(
     """Compile the step of `config` for `slice_`, or find it in the cache. A program that needs too much memory is an
     answer, not an error.
 
-    `decode` compiles that decoder of its model instead. `value_table` are densities of the bins, as the run's codec has
-    them (default: a stand-in, which changes no operation). `executable` keeps the serialised executable too.
-    `memory_only` stops when the memory in HBM is known, before the code is made: a tenth of the time, and without
-    `program` and `schedules`; whether the kernels' tiles fit the memory on the chip is not known then. `on_stage` is
-    told `starting`, `lowering`, then `compiling` and `reading`, or `cached`; what was removed from a full cache; and
-    last `done`; nothing of what is found before a process is started.
+    `decode` compiles that decoder of the model instead. `value_table` holds the densities of the bins in the run's
+    codec (default: a stand-in, which changes no operation). `executable` keeps the serialised executable too.
+    `memory_only` stops when the memory in HBM is known, before code generation. It takes a tenth of the time, gives no
+    program and no schedules, and does not tell whether the kernels' tiles fit into VMEM. `on_stage` is called with
+    `starting`, `lowering`, then `compiling` and `reading`, or `cached`; with what was removed from a full cache; and
+    with `done` at the end. It is not called for an answer that is found before a process is started.
     """
     from tomat.train.settings.meanings import keys_beside_step
 
@@ -161,14 +161,14 @@ def _from_cache(request_file: Path, programs: Path, executable: bool) -> Compile
 
 
 def needed_files(folder: Path, executable: bool) -> list[str]:
-    """Files that the answer in `folder` has beside its result where the step fits."""
+    """Files that the answer in `folder` has beside its result if the step fits."""
     if folder.name.endswith(MEMORY_SUFFIX):
         return []
     return [*PROGRAM_FILES, *([EXECUTABLE_FILE] if executable else [])]
 
 
 def is_kept(folder: Path, executable: bool) -> bool:
-    """Whether the cache holds an answer in `folder` that the process that asked for it will take."""
+    """Whether the cache holds an answer in `folder` that the asking process will accept."""
     kept = open_result(folder, needed_files(folder, executable))
     if kept is not None:
         kept.lock.close()
@@ -185,7 +185,7 @@ def _compile(request: dict[str, Any]) -> None:
     slice_ = slice_named(request["slice"])
     # Levanter asks JAX how many devices there are (`lowering.py`).
     jax.config.update("jax_num_cpu_devices", slice_.n_devices)
-    # A Pallas kernel carries the source lines of its operations into the module: without this another checkout of the
+    # A Pallas kernel carries the source lines of its operations into the module. Without this, another checkout of the
     # same tomat would compile everything again.
     jax.config.update("jax_hlo_source_file_canonicalization_regex", "^.*/(?=tomat/)")
     config = config_from_dict(request["config"], source="the configuration to plan")
@@ -219,7 +219,7 @@ def _compile(request: dict[str, Any]) -> None:
     part = work / "part"
     part.mkdir()
     began = time.perf_counter()
-    chip: Any = slice_.chip  # of a TPU, whose memory is known
+    chip: Any = slice_.chip  # a TPU, so its memory is known
     capacity = chip.hbm_bytes_usable // chip.jax_devices_per_chip
     if request["memory_only"]:
         watch = (result, work, memory_folder, capacity, began)
@@ -227,7 +227,7 @@ def _compile(request: dict[str, Any]) -> None:
     compiled, error = None, ""
     try:
         compiled = lowered.compile()
-    except Exception as raised:  # JaxRuntimeError, of which jax exports no stable name
+    except Exception as raised:  # JaxRuntimeError, for which jax exports no stable name
         error = str(raised)
         if "RESOURCE_EXHAUSTED" not in error:
             what = f"cannot compile the program for {slice_.name}: {first_line(raised)}"
@@ -252,11 +252,11 @@ def _compile(request: dict[str, Any]) -> None:
 
 
 PLACE_OPTIONS = ("jax_platforms", "jax_num_cpu_devices", "jax_compilation_cache", "jax_persistent_cache", "jax_cpu")
-"""Beginnings of JAX's options that say where a program runs and is kept, and not what it is."""
+"""Prefixes of JAX's options that say where a program runs and is cached, and do not change the program."""
 
 
 def set_jax_options(options: Mapping[str, Any]) -> None:
-    """Set what a run sets of JAX before it traces the step (`trainer.jax_config`, in `TrainerConfig.initialize`)."""
+    """Set JAX's options as a run does before it traces the step (`trainer.jax_config`, `TrainerConfig.initialize`)."""
     import jax
 
     for name, value in options.items():
@@ -272,16 +272,16 @@ def set_jax_options(options: Mapping[str, Any]) -> None:
 def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, capacity: int, began: float) -> None:
     """Keep the memory of a step that fits, and end this process, as soon as the compiler writes the first schedule.
 
-    libtpu 0.0.46 assigns the buffers, refuses or goes on, and only then makes code: a step that does not fit leaves no
-    file of a schedule. The code takes nine tenths of the time: of the 200M step on a v6e-16 (two cores) the buffers
-    stand 3 s after the compile began, the code 80 s later.
+    libtpu 0.0.46 assigns the buffers, then refuses or continues, and only then generates code, so a step that does not
+    fit leaves no schedule. Code generation takes nine tenths of the time: for the 200M step on a v6e-16 (two cores) the
+    buffers are assigned 3 s after the compile began, and the code is ready 80 s later.
     """
     while not any((work / LLO_DUMP).glob("*final_*")):
         time.sleep(0.1)
     seconds = time.perf_counter() - began
     assignment = _buffer_assignment(work)
     if assignment is None:
-        return  # not this compiler's way any more: the whole compile answers
+        return  # this compiler works in another way, so the whole compile answers
     memory = memory_of_compiled(assignment, capacity).to_dict()
     known = {"compile_seconds": seconds, "status": "fits", "memory": memory}
     keep_answer(result | known, work / "memory", folder)
@@ -289,13 +289,13 @@ def _answer_when_code_begins(result: dict[str, Any], work: Path, folder: Path, c
 
 
 def _buffer_assignment(work: Path) -> bytes | None:
-    """The module with its buffer assignment, which the compiler dumps even of a program that does not fit."""
+    """The module with its buffer assignment, which the compiler dumps even for a program that does not fit."""
     found = sorted((work / XLA_DUMP).glob("*.after_optimizations.hlo.pb"), key=lambda path: path.stat().st_size)
     return found[-1].read_bytes() if found else None
 
 
 def program_key(lowered_sha256: str, request: Mapping[str, Any]) -> str:
-    """What names a compile: the StableHLO, the slice, the compiler and its flags, what calls it and what reads it."""
+    """The key of a compile: the StableHLO, the slice, the compiler and its flags, JAX, and the readers' sources."""
     asked = [request[key] for key in ("slice", "compiler", "libtpu_args", "xla_flags")]
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
     readers = sources_digest("tomat.perf.cost.llo", "tomat.perf.cost.memory")

@@ -1,10 +1,10 @@
-"""The trainer's step, and what a prediction runs, for a mesh of devices that are not there, as StableHLO.
+"""Lowers the trainer's step, and the programs of a prediction, to StableHLO for a mesh of devices that are not present.
 
-The step is `Trainer._train_step` as `named_jit` wraps it in Levanter 0.2.227, of which this module is the counterpart
-for shapes: `named_jit(...).lower` wants arrays on a mesh of real devices, and with a mesh of described ones any
-operation outside the trace ends in "'Executable' object has no attribute 'local_devices'". So the state is made of
-`ShapeDtypeStruct`s, and the trace sees the mesh's abstract form alone. A test holds the result against what the
-trainer lowers on a mesh of CPU devices."""
+The step is `Trainer._train_step` as `named_jit` wraps it in Levanter 0.2.227. This module does the same for shapes,
+because `named_jit(...).lower` needs arrays on a mesh of real devices: with a mesh of described devices, any operation
+outside the trace ends in "'Executable' object has no attribute 'local_devices'". So the state is made of
+`ShapeDtypeStruct`s, and the trace sees only the mesh's abstract form. A test compares the result with what the trainer
+lowers on a mesh of CPU devices."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,19 +41,19 @@ from tomat.train.step import build_trainer
 
 
 def stand_in_table(config: TrainConfig) -> np.ndarray | None:
-    """Densities for the codec's bins where no codec is at hand, float32 `[n_density_tokens]`, e/Å³, or of a relative
-    codec ratios: constants of the program, whose values change no operation, no shape and no layout."""
+    """Stand-in values of the codec's bins when no codec is at hand, float32 `[n_density_tokens]`: densities in e/Å³, or
+    ratios for a relative codec. They are constants of the program, and change no operation, no shape and no layout."""
     if config.data.sequence_layout.tokens_per_voxel != 1:
         return None
-    if config.data.codec_relative:  # of which none is 0
+    if config.data.codec_relative:  # no ratio is 0
         return np.geomspace(0.1, 10, config.data.n_density_tokens, dtype=np.float32)
     return np.linspace(0, 36, config.data.n_density_tokens, dtype=np.float32)
 
 
 def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) -> jax.stages.Lowered:
     """Lower one training step for `mesh`. Levanter reads the number of devices from JAX (batch per device,
-    microbatches): the process must show as many as the mesh has (`jax_num_cpu_devices`). `value_table` is as for
-    `build_trainer`; constants of the program."""
+    microbatches), so this process must show as many devices as the mesh has (`jax_num_cpu_devices`). `value_table` is
+    as for `build_trainer`; its values are constants of the program."""
     trainer_config = config.trainer_config()
     trainer_config.tracker = NoopConfig()
     settle(trainer_config)
@@ -98,7 +98,7 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
         out_shardings = infer_resource_partitions(out_shapes, mapping, mesh)
 
         def _train_step(donated: Any, reserved: Any) -> Any:
-            # `named_jit` returns the static parts beside the arrays, which names the results `result[0]...`.
+            # `named_jit` also returns the static parts beside the arrays, so results are named `result[0]...`.
             return eqx.filter(run(eqx.combine(donated, reserved)), eqx.is_array), ()
 
         donated, reserved = eqx.partition(dynamic, (True, False, False))
@@ -107,15 +107,15 @@ def lower_step(config: TrainConfig, mesh: Mesh, value_table: np.ndarray | None) 
 
 
 def _on_a_tpu(model: LmConfig) -> LmConfig:
-    """A decoder of Levanter's with the attention that it takes on a TPU by itself: it asks the devices of this process
-    (`levanter.layers.attention.default_attention_type`), which are CPUs. tomat's own asks the platform of the trace."""
+    """A decoder of Levanter's with its default attention on a TPU. It would choose by the devices of this process
+    (`levanter.layers.attention.default_attention_type`), which are CPUs. tomat's decoder uses the trace's platform."""
     left_open = getattr(model, "attn_backend", AttentionBackend.SPLASH) in (None, AttentionBackend.DEFAULT)
     own = isinstance(model, DensityDecoderConfig)
     return replace(model, attn_backend=AttentionBackend.SPLASH) if left_open and not own else model  # type: ignore[call-arg]
 
 
 def stand_in_tables(environment: AtomsRead, value_table: np.ndarray, relative: bool = False) -> EnvironmentTables:
-    """Constants of the program too, as `stand_in_table`."""
+    """Stand-in constants of the environment; like those of `stand_in_table`, they do not change the program."""
     return EnvironmentTables(
         np.ones((len(SYMBOLS) + 1, environment.basis.n), np.float32),
         np.ones((len(SYMBOLS) + 1, MOST_DESCRIPTORS), np.float32),
@@ -125,7 +125,7 @@ def stand_in_tables(environment: AtomsRead, value_table: np.ndarray, relative: b
 
 
 def _stand_in_atoms(config: TrainConfig, batch: hax.Axis) -> NearbyAtoms | None:
-    """Shapes of what the loader gives a model with `model.environment` of each row's atoms."""
+    """Shapes of the arrays of each row's atoms, which the loader gives a model with `model.environment`."""
     environment = environment_of(config.model)
     if environment is None:
         return None
@@ -139,7 +139,7 @@ def _stand_in_atoms(config: TrainConfig, batch: hax.Axis) -> NearbyAtoms | None:
 
 
 def placed(tree: Any, mapping: ResourceMapping, mesh: Mesh) -> Any:
-    """The shapes of `tree` with the shardings that `mapping` gives them; what has no named axes is replicated."""
+    """The shapes of `tree` with the shardings that `mapping` gives them. Arrays without named axes are replicated."""
     whole = NamedSharding(mesh, PartitionSpec())
 
     def place(leaf: Any, sharding: Any) -> Any:
@@ -155,28 +155,28 @@ def placed(tree: Any, mapping: ResourceMapping, mesh: Mesh) -> Any:
 
 @dataclass(frozen=True)
 class DecoderBatch:
-    """What decides a decoder's program beside the configuration."""
+    """What a decoder's program depends on beside the configuration."""
 
     decoder: str
     """`parallel` or `autoregressive`."""
     patches: int
-    """At a time, of all devices; of a field model boxes."""
+    """Patches at a time, on all devices; boxes for a field model."""
     n_voxels: int
-    """Of a patch."""
+    """Voxels of a patch."""
     n_atoms: int
-    """That there is room for near a patch."""
+    """Number of atoms near a patch for which there is room."""
     n_elements: int
     rounds: int = 1
     """Forward passes of the parallel decoder."""
     kv_cache_dtype: KvCacheDtype = "compute"
-    """Of what the autoregressive decoder keeps."""
+    """Type of the autoregressive decoder's cache."""
 
 
 def lower_decoder(
     config: TrainConfig, mesh: Mesh, batch: DecoderBatch, bin_values: np.ndarray | None
 ) -> jax.stages.Lowered:
-    """Lower what `RunPredictor` runs for one batch of patches. `bin_values`, float32 [bin], e/Å³, are constants; a
-    stand-in changes no operation."""
+    """Lower the program that `RunPredictor` runs for one batch of patches. `bin_values`, float32 [bin], e/Å³, are
+    constants; a stand-in changes no operation."""
     environment = environment_of(config.model)
     if environment is None or bin_values is None:
         raise TomatError("decoders are for a model with model.environment and a codec of one token a voxel.")
@@ -192,7 +192,7 @@ def lower_decoder(
         shapes = {"tokens": (jnp.int32, config.seq_len), **room.shapes()}
     if batch.decoder == "autoregressive":
         shapes |= {"patch": (jnp.int32,), "sample": (jnp.int32,)}
-    # Without a sharding, as the NumPy arrays that a predictor hands over: the compiler finds it.
+    # They have no sharding, like the NumPy arrays that a predictor passes; the compiler chooses it.
     arrays = {name: jax.ShapeDtypeStruct((n, *sizes), dtype) for name, (dtype, *sizes) in shapes.items()}
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), hax.axis_mapping(mapping):
         built = eqx.filter_eval_shape(model_initialiser(config, jax.random.PRNGKey(0)))
@@ -200,7 +200,7 @@ def lower_decoder(
     weights, static = eqx.partition(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
     mapped = trainer.compute_axis_mapping, trainer.mp
 
-    # The name says to the compiling process whose files to keep (`process.dump_flags`).
+    # By this name the compiling process selects the files to dump (`process.dump_flags`).
     def decode_patches(weights: Any, arrays: Any, means: Any, temperature: Any, seed: Any) -> Any:
         whole = eqx.combine(weights, static)
         if of_boxes:

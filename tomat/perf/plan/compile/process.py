@@ -1,10 +1,10 @@
-"""Compiling in a process of its own: how it is asked, watched and ended, and how it answers.
+"""Compiles in a separate process: how the parent asks, watches and ends it, and how it answers.
 
-Apart from its parent because libtpu reads its flags once a process, may abort it, and needs gigabytes that only the end
-of a process gives back. The environment of that process is its own (`topology.py`): nothing that is set where it was
-started decides an answer. It reads its request from a file and says its stages on standard output, another file, as
-JSON lines. What it finds goes to a folder of the plan cache that appears whole or not at all. `ask` is the parent's
-side, `answer` and `keep_answer` are the child's.
+The process is separate because libtpu reads its flags once per process, may abort it, and needs gigabytes that only the
+end of a process gives back. It has its own environment (`topology.py`), so no variable of the parent decides an answer.
+It reads its request from a file, and writes its stages as JSON lines to standard output, which is another file. Its
+result goes to a folder of the plan cache that appears whole or not at all. `ask` is the parent's side; `answer` and
+`keep_answer` are the child's.
 """
 
 import contextlib
@@ -43,10 +43,10 @@ from tomat.perf.plan.plan_cache import (
 )
 
 XLA_DUMP, LLO_DUMP = "xla", "llo"
-"""Folders of a request's working directory that the compiler dumps into."""
+"""Folders in a request's working directory that the compiler dumps into."""
 
 REFUSED = "refused"
-"""The last thing that a child says whose request cannot be answered."""
+"""Last stage of a child whose request cannot be answered."""
 
 POLL_SECONDS = 0.2
 SAID_FILE, ERRORS_FILE = "stdout.txt", "stderr.txt"
@@ -54,21 +54,21 @@ SAID_FILE, ERRORS_FILE = "stdout.txt", "stderr.txt"
 
 @dataclass(frozen=True)
 class Limits:
-    """What one compile may take. On two cores the reference 200M step takes 2 minutes and 4 GB, the 1B step as much;
+    """Limits of one compile. On two cores the reference 200M step takes 2 minutes and 4 GB, and so does the 1B step;
     the fast 200M step, whose layers are not scanned, took 393 s."""
 
     seconds: float = 1800.0
     memory_bytes: int = 16 * GIB
     cache_bytes: int = round(CACHE_GIB * GIB)
-    """What the cache may hold when it is done."""
+    """Most bytes in the cache after the compile."""
 
 
 class RequestRefused(TomatError):
-    """A child said `REFUSED`; other errors of `ask` are of its limits and of its end."""
+    """A child ended with `REFUSED`. Other errors of `ask` are about limits, or about how the child ended."""
 
 
 def request_key(request: Any, module: str) -> str:
-    """Names a request for the sources of the child `module`, and for the packages that are installed."""
+    """The key of a request, which includes the sources of the child `module` and the installed packages."""
     words = json.dumps([request, installed_packages(), sources_digest(module)], sort_keys=True)
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 
@@ -86,15 +86,15 @@ def ask(
 ) -> Kept:
     """Run `python -m MODULE REQUEST.json` to its end, and open the answer that it left.
 
-    The child also gets `programs_dir`, `work_dir` and `asked_by`, the process that waits; `libtpu_args` and `xla_flags`
-    of the request are the compiler's flags. `cache` is one that `open_cache` has made ready. `on_stage` is told each
-    stage but the last, `on_removed` what was removed from the cache to make room for the answer. `library` is
-    another libtpu than the installed one.
+    The child also gets `programs_dir`, `work_dir` and `asked_by`, the waiting process. `libtpu_args` and `xla_flags` of
+    the request are the compiler's flags. `open_cache` must have prepared `cache`. `on_stage` is called with each stage
+    but the last, `on_removed` with what was removed from the cache to make room for the answer. `library` is the path
+    of a libtpu to use instead of the installed one.
     """
     with work_folder(cache) as work:
         for name in (LLO_DUMP, XLA_DUMP):
             (work / name).mkdir()
-        # The child works elsewhere.
+        # The child has another working directory, so the path must be absolute.
         places = {"programs_dir": str((cache / PROGRAMS).absolute()), "work_dir": str(work)}
         write_json(work / "request.json", {**request, **places, "asked_by": os.getpid()})
         libtpu_dump, xla_dump = dump_flags(work)
@@ -128,8 +128,8 @@ def ask(
 
 
 def end_pool(pool: Executor, futures: Sequence[Future[Any]], module: str) -> None:
-    """End what a pool's threads ask of `module`, and drop what waits: deep in the compiler a child does not notice an
-    interrupt for minutes."""
+    """End the children that a pool's threads started for `module`, and drop waiting work. Deep in the compiler, a child
+    does not notice an interrupt for minutes."""
     import psutil
 
     pool.shutdown(wait=False, cancel_futures=True)
@@ -144,7 +144,7 @@ def end_pool(pool: Executor, futures: Sequence[Future[Any]], module: str) -> Non
 def _watched(
     child: subprocess.Popen[bytes], said: Path, limits: Limits, on_stage: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What a child said last, in the file `said` among other lines, within its limits."""
+    """Watch a child within its limits, and return its last stage. Stages are among other lines in the file `said`."""
     import psutil
 
     last: dict[str, Any] = {"stage": "starting"}
@@ -155,7 +155,7 @@ def _watched(
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(POLL_SECONDS)
         ended = child.returncode is not None
-        lines = said.read_bytes().split(b"\n")[:-1]  # the last one may not be whole yet
+        lines = said.read_bytes().split(b"\n")[:-1]  # the last line may not be complete yet
         for stage in [json.loads(line) for line in lines[n_known:] if line.startswith(b'{"stage"')]:
             last = stage
             if stage["stage"] not in (DONE, REFUSED):
@@ -181,14 +181,14 @@ def _watched(
 
 
 def dump_flags(work: Path) -> tuple[list[str], list[str]]:
-    """(libtpu, XLA) flags that make the compiler leave what is read here, and change nothing in the program."""
+    """(libtpu, XLA) flags that make the compiler dump the files that are read here. They do not change the program."""
     xla = [f"--xla_dump_to={work / XLA_DUMP}", "--xla_dump_hlo_as_proto", "--xla_dump_hlo_module_re=train_step|decode_"]
     return final_bundles_flags(work / LLO_DUMP), xla
 
 
 def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> None:
-    """All of a child: carry out the request. It ends with `keep_answer`, or says which answer the cache had; a
-    TomatError is a refusal."""
+    """The whole work of a child: carry out the request. `carry_out` ends with `keep_answer`, or says which answer the
+    cache had. A TomatError is a refusal."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     threading.Thread(target=_end_with_parent, args=(request["asked_by"],), daemon=True).start()
     try:
@@ -198,15 +198,15 @@ def answer(request_file: str, carry_out: Callable[[dict[str, Any]], None]) -> No
 
 
 def _end_with_parent(parent: int) -> None:
-    """End this process when its parent, which the request names, is gone: a compile takes all cores."""
+    """End this process when its parent, which the request names, is gone, because a compile takes all cores."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
 def keep_answer(result: Mapping[str, Any], part: Path, folder: Path) -> None:
-    """Make `part`, a folder below the working one, made if missing, with `result` in it, the answer `folder`, whose
-    name is the answer's key, and say so."""
+    """Write `result` into `part`, a folder below the working one (made if missing), make `part` the answer `folder`,
+    and say so. The folder's name is the answer's key."""
     write_json(part / RESULT_FILE, with_checksum(to_jsonable(result)))
     keep(part, folder)
     say(DONE, key=folder.name)

@@ -1,8 +1,8 @@
-"""TPU slices on a machine without a TPU: the compiler, what it must be told, and the mesh of the slice's devices.
+"""TPU slices on a machine without a TPU: the compiler, its environment, and the mesh of the slice's devices.
 
-libtpu 0.0.46 holds the compiler of every TPU generation and opens none of them while it only compiles. It reads what it
-must know from its own environment variables before JAX is imported, so a compile runs in a process of its own
-(`process.py`) that is started with `child_environment`.
+libtpu 0.0.46 holds the compiler of every TPU generation, and opens no TPU while it only compiles. It reads its settings
+from environment variables before JAX is imported, so a compile runs in a separate process (`process.py`) that is
+started with `child_environment`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def planned_slice(config: TrainConfig, slice_name: str | None) -> Slice:
-    """The slice to plan for: the one asked for, else the configuration's."""
+    """The slice to plan for: the one asked for, or else the configuration's."""
     name = slice_name or config.slice
     if name is None:
         known = ", ".join(s for s in TPU_SLICES if s.startswith("v6e"))
@@ -47,7 +47,7 @@ def compiler_version() -> str:
         raise TomatError(f"{said} `{installs('plan')}` (it needs no TPU).")
     found = importlib.metadata.version("libtpu")
     for requirement in importlib.metadata.requires("jax") or ():
-        wanted = re.match(r"libtpu==([\d.]+?)(\.\*)?\s*;", requirement)  # of jax' `tpu` extra
+        wanted = re.match(r"libtpu==([\d.]+?)(\.\*)?\s*;", requirement)  # from jax's `tpu` extra
         if wanted is not None and not found.startswith(wanted.group(1)):
             raise TomatError(
                 f"libtpu {found} is installed, but jax {importlib.metadata.version('jax')} is released with libtpu "
@@ -57,20 +57,20 @@ def compiler_version() -> str:
 
 
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Variables that a compiling process has from its parent: what it needs to start, nothing that decides a program."""
+"""Variables that a compiling process gets from its parent. It needs them to start; none of them changes a program."""
 
 WITHHELD = ("JAX_", "XLA_", "LIBTPU_", "TPU_", "PALLAS_", "EQX_", "HALIAX_", "LEVANTER_")
-"""Beginnings of variables that would decide what is traced or compiled; the configuration decides that."""
+"""Prefixes of variables that could change what is traced or compiled, which only the configuration may decide."""
 
 
 def child_environment(
     slice_: Slice, libtpu_args: list[str], xla_flags: list[str], library: Path | None = None
 ) -> dict[str, str]:
-    """The whole environment of a process that compiles for `slice_`: of this process' own only `PASSED_ON`.
+    """The whole environment of a process that compiles for `slice_`. Only `PASSED_ON` is from this process's own.
 
-    `TPU_SKIP_MDS_QUERY` keeps libtpu from asking a metadata server which machine this is; `ALLOW_MULTIPLE_LIBTPU_LOAD`
-    lets two compiles run side by side (else: "Internal error when accessing libtpu multi-process lockfile").
-    `TPU_LIBRARY_PATH` is where jax 0.11.1 looks first for the library.
+    `TPU_SKIP_MDS_QUERY` keeps libtpu from asking a metadata server which machine this is. `ALLOW_MULTIPLE_LIBTPU_LOAD`
+    lets two compiles run side by side (without it: "Internal error when accessing libtpu multi-process lockfile").
+    jax 0.11.1 looks for the library in `TPU_LIBRARY_PATH` first.
     """
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {
@@ -88,23 +88,23 @@ def child_environment(
 
 
 def withheld_variables() -> list[str]:
-    """Variables set here that would change a step where it runs, and do not reach the compile. `JAX_PLATFORMS` changes
+    """Variables set here that would change a step when it runs, but do not reach the compile. `JAX_PLATFORMS` changes
     no step."""
     return sorted(name for name in os.environ if name.startswith(WITHHELD) and name != "JAX_PLATFORMS")
 
 
 def topology_devices(slice_: Slice, compiler: str | None = None) -> list[Any]:
-    """The devices of the slice as the compiler describes them; for a process started with `child_environment`. Errors
-    name the `compiler`, where it is not the installed one."""
+    """The devices of the slice as the compiler describes them, in a process started with `child_environment`. Errors
+    name `compiler` (default: the installed one)."""
     from jax.experimental import topologies
 
     arguments: dict[str, Any] = {"chips_per_host_bounds": list(slice_.chips_per_host_bounds or ())}
     if slice_.chip.name == "v4":
-        # A v4 runs with its two cores as one device; the topology's own default shows them as two.
+        # A v4 runs with its two cores as one device. The default of the topology would show them as two.
         arguments["chip_config_name"] = "megacore"
     try:
         described = topologies.get_topology_desc(platform="tpu", topology_name=str(slice_.libtpu_topology), **arguments)
-    except Exception as error:  # JaxRuntimeError, of which jax exports no stable name
+    except Exception as error:  # JaxRuntimeError, for which jax exports no stable name
         said = f"cannot describe {slice_.name} (topology {slice_.libtpu_topology}): {str(error).splitlines()[0]}."
         raise TomatError(f"{compiler or compiler_version()} {said}") from error
     devices = list(described.devices)
@@ -115,7 +115,7 @@ def topology_devices(slice_: Slice, compiler: str | None = None) -> list[Any]:
 
 
 def slice_mesh(config: TrainConfig, devices: list[Any]) -> Mesh:
-    """The mesh that Levanter's trainer makes of these devices, in the order that it gives them on the slice."""
+    """The mesh that Levanter's trainer makes of these devices, in the order that it uses on the slice."""
     from levanter.utils.mesh import create_mesh_from_axis_specs
 
     ici, dcn = _axis_shapes(config.trainer_config().mesh, len(devices))
@@ -123,7 +123,7 @@ def slice_mesh(config: TrainConfig, devices: list[Any]) -> Mesh:
 
 
 def data_axis_size(config: TrainConfig, n_devices: int) -> int:
-    """Over how many of `n_devices` the trainer splits a batch."""
+    """The number of devices, out of `n_devices`, over which the trainer splits a batch."""
     mesh = config.trainer_config().mesh
     ici, dcn = _axis_shapes(mesh, n_devices)
     mapped = mesh.resolved_compute_mapping.get("batch", ())
@@ -132,7 +132,7 @@ def data_axis_size(config: TrainConfig, n_devices: int) -> int:
 
 
 def _axis_shapes(mesh: MeshConfig, n_devices: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Sizes of the mesh's axes inside a slice, and between slices."""
+    """Sizes of the mesh's axes within a slice, and between slices."""
     try:
         ici, dcn = mesh.axis_shapes(n_devices, 1)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""Whether a compiled program fits, and how long a chip takes for each of its kernels."""
+"""Estimates whether a compiled program fits, and how long a chip takes for each of its kernels."""

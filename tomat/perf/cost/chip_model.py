@@ -1,5 +1,5 @@
-"""Seconds of a kernel on a chip: what its schedule and its copies would take at the chip's nominal rates, times what
-the chip is measured to reach of them.
+"""Seconds of a kernel on a chip: the time of its schedule and its copies at the chip's nominal rates, corrected by the
+measured share of these rates that the chip reaches.
 
 The parameters are few and physical, and fitted to kernels that TPUs have run (`tomat/perf/timed_kernels`;
 `docs/tracking/kernels.md` has the errors). HBM and core run side by side: a kernel takes about the longer of the two.
@@ -26,35 +26,35 @@ if TYPE_CHECKING:  # a plan from the cache reads no program
     from tomat.perf.cost.llo import Transfer
 
 RING_EFFICIENCY = 236 / 400
-"""The same of collectives that go round: an all-reduce over 16 x 16 v6e reports 236 GB/s of bus bandwidth, of 400 on
-its four links (AI-Hypercomputer/tpu-recipes, microbenchmarks). The one such figure at hand."""
+"""Share of the links' nominal bandwidth that ring collectives reach: an all-reduce over 16 x 16 v6e reports 236 GB/s of
+bus bandwidth, of 400 on its four links (AI-Hypercomputer/tpu-recipes, microbenchmarks). No other figure is at hand."""
 START_SECONDS = 20e-6
-"""What each collective makes the step wait, however much runs beside it: its start, and the barrier between chips that
-are not in step. Windowed einsums show it: collectives take 5.5 % of the 200M pod's step, 36 us for each of its 3,174,
-and 2.1 % of the 1B pod's, 12 us for each of its 10,087 (`docs/tracking/calibration.yaml`)."""
+"""Time that the step waits for each collective, however much runs beside it: its start, and the barrier between chips
+that are not in step. Windowed einsums show it: collectives take 5.5 % of the 200M pod's step, 36 us for each of its
+3,174, and 2.1 % of the 1B pod's, 12 us for each of its 10,087 (`docs/tracking/calibration.yaml`)."""
 MODELS = ("compiler", "roofline", "schedule", "estimate")
 
 RECORD_FILE = "kernels.json"
 PACKAGED_FILE = Path(__file__).with_name(RECORD_FILE)
-"""The record of the release in an installed tomat (`pyproject.toml` puts it there); a checkout has it in `docs`."""
+"""The release's record in an installed tomat (`pyproject.toml` puts it there). A checkout has it in `docs`."""
 CHECKOUT_FILE = Path(__file__).parents[3] / "docs" / "tracking" / RECORD_FILE
 
 SUSTAINED_FROM_SECONDS, SUSTAINED_SECONDS = 0.01, 0.03
-"""HBM is slower in programs that keep it busy for long: up to the first of these it has its full rate, from the second
-on the sustained one, in between by the logarithm. Of 281 kernels of a v6e (timings of openxla/tokamax) this halves the
-scatter, from 6.3 to 3.3 % (root mean square of kernels left out of the fit). What a program holds, the size of arrays
-and the pieces that they lie in explain less, and nothing beside it. HBM-bound fusions of an 8B's step are found at 0.75
-to 0.77 of the nominal rate (vlasenkoalexey/tpu_performance_autoresearch_wiki)."""
+"""HBM is slower in programs that keep it busy for long: it has its full rate in programs up to the first of these
+times, the sustained rate from the second on, and a logarithmic interpolation in between. For 281 kernels of a v6e
+(timings of openxla/tokamax) this halves the scatter, from 6.3 to 3.3 % (root mean square of kernels left out of the
+fit). The program's memory, and the sizes and pieces of arrays, explain less, and nothing in addition. HBM-bound fusions
+of an 8B's step reach 0.75 to 0.77 of the nominal rate (vlasenkoalexey/tpu_performance_autoresearch_wiki)."""
 
 
 @dataclass(frozen=True)
 class LinkRates:
-    """What collectives of a chip reach; `tomat bench chip` measures both."""
+    """Rates of a chip's collectives. `tomat bench chip` measures both."""
 
     start_seconds: float = START_SECONDS
-    """What each makes the step wait."""
+    """Time that the step waits for each collective."""
     ring_efficiency: float = RING_EFFICIENCY
-    """Share of the links' nominal bandwidth that those reach that go round."""
+    """Share of the links' nominal bandwidth that ring collectives reach."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_seconds < 1:
@@ -64,29 +64,29 @@ class LinkRates:
 
 
 ASSUMED_RATES = LinkRates()
-"""Of chips that `tomat bench chip` has not measured."""
+"""Rates of chips that `tomat bench chip` has not measured."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a chip reaches of its nominal rates."""
+    """The measured rates of a chip, relative to its nominal rates."""
 
     hbm_read_efficiency: float = 0.93
-    """Share of the nominal bandwidth at which it is read."""
+    """Share of the nominal bandwidth at which HBM is read."""
     hbm_write_efficiency: float = 0.95
-    """The same of writing."""
+    """Share of the nominal bandwidth at which HBM is written."""
     sustained_slowdown: float = 0.25
-    """How much longer bytes take in a program of `SUSTAINED_SECONDS` or more; a training step is one."""
+    """Relative extra time of bytes in a program of `SUSTAINED_SECONDS` or more, such as a training step."""
     mxu_efficiency: float = 0.97
-    """Cycles in which a matrix unit is busy, planned over measured."""
+    """Planned / measured cycles in which a matrix unit is busy."""
     bundle_efficiency: float = 0.85
-    """The other cycles, planned over measured: bundles that wait for what they load."""
+    """Planned / measured other cycles. It is below 1 because bundles wait for what they load."""
     overlap_power: float = 5.0
-    """p of the module's formula: 1 where HBM and core take turns, infinite where the shorter is hidden whole."""
+    """p of the module's formula: 1 if HBM and core take turns, infinite if the shorter is fully hidden."""
     copy_seconds: float = 1e-7
-    """Of the core or of the queue, for each copy that is started."""
+    """Time of the core or of the queue for each copy that is started."""
     step_seconds: float = 3e-7
-    """The least that a step of a grid takes: the latency of the copy that it waits for."""
+    """Least time of a grid step: the latency of the copy that it waits for."""
     kernel_seconds: float = 5e-7
 
 
@@ -95,38 +95,38 @@ NAMES = tuple(Parameters.__dataclass_fields__)
 
 @dataclass(frozen=True)
 class KernelWork:
-    """One execution of a kernel on one core, before the chip's efficiency comes in."""
+    """One execution of a kernel on one core, before the chip's efficiencies are applied."""
 
     core_seconds: float
-    """Bundles of its schedule, one a cycle; where none was found, products and vector operations at their peaks."""
+    """Bundles of its schedule, one per cycle; without a schedule, products and vector operations at their peaks."""
     mxu_seconds: float
-    """Of these, the busier matrix unit at work."""
+    """The part of these in which the busiest matrix unit works."""
     copies: "tuple[tuple[Transfer, float], ...]"
-    """Between HBM and the core, and how often each is started."""
+    """Copies between HBM and the core, and how often each is started."""
     steps: float = 1.0
-    """Steps of its grid that do something; 1 where there is none."""
+    """Active steps of its grid; 1 without a grid."""
     scheduled: bool = True
     """Whether the compiler's schedule was found."""
 
 
 def core_bandwidth(chip: Chip) -> float:
-    """Nominal HBM bytes a second of one TensorCore. Where a chip's cores are one device, a kernel is compiled once and
-    each core runs its part of the grid."""
+    """Nominal HBM bytes/s of one TensorCore. If a chip's cores are one device, a kernel is compiled once, and each core
+    runs its part of the grid."""
     return (chip.hbm_bytes_per_second or 0.0) / (chip.n_cores or 1)
 
 
 def sustained_share(program_seconds: np.ndarray) -> np.ndarray:
-    """How far programs are from short ones, 0, to ones that last, 1. `program_seconds`: what each would take at HBM's
-    full rate."""
+    """How far programs have reached HBM's sustained rate: 0 for short programs, 1 for long ones. `program_seconds` is
+    the time of each at HBM's full rate."""
     last = np.log(SUSTAINED_SECONDS / SUSTAINED_FROM_SECONDS)
     return np.clip(np.log(np.maximum(program_seconds, 1e-9) / SUSTAINED_FROM_SECONDS) / last, 0.0, 1.0)
 
 
 class WorkTable:
-    """Kernels as arrays, so that a fit costs thousands of them at once."""
+    """Kernels as arrays, so that a fit computes the times of thousands at once."""
 
     def __init__(self, works: Sequence[KernelWork], bandwidth: float) -> None:
-        """The kernels in order; `bandwidth` as of `core_bandwidth`."""
+        """The kernels keep their order. `bandwidth` is that of `core_bandwidth`."""
         self.n = len(works)
         rows = [
             (number, copy.written, copy.size_bytes, times)
@@ -142,11 +142,11 @@ class WorkTable:
         self.core = np.array([work.core_seconds for work in works])
         self.steps = np.array([work.steps for work in works])
         self.launched = np.array([float(work.scheduled) for work in works])
-        """A kernel without bundles of its own is a scalar or a copy within another."""
+        """1 for kernels with a schedule. A kernel without bundles is a scalar, or a copy within another kernel."""
 
     def parts(self, at: Parameters, sustained: float | np.ndarray = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(HBM, core, whole) seconds of each kernel. `sustained`: how far the program of each is from a short one, 0,
-        to one that lasts, 1."""
+        """(HBM, core, whole) seconds of each kernel. `sustained` is the `sustained_share` of each kernel's program: 0
+        for short programs, 1 for long ones."""
         rate = np.where(self.written, at.hbm_write_efficiency, at.hbm_read_efficiency)
         slower = 1 + at.sustained_slowdown * np.broadcast_to(sustained, self.n)
         hbm = slower * np.bincount(self.kernel, self.seconds / rate, self.n) + at.copy_seconds * self.copies
@@ -159,7 +159,7 @@ class WorkTable:
 
 
 BOUNDS = {"hbm": "HBM", "mxu": "matrix unit", "bundles": "other bundles", "latency": "steps of the grid"}
-"""What takes a kernel's time -> how a page says it."""
+"""What bounds a kernel -> its name on a page."""
 
 
 def bound_of(work: KernelWork, hbm: float, core: float, at: Parameters) -> str:
@@ -178,7 +178,7 @@ class ParameterOnRecord:
 
 
 class ErrorsOnRecord(TypedDict):
-    """Absolute errors of kernels of one kind that were left out of the fit, as fractions."""
+    """Absolute errors, as fractions, for kernels of one kind that were left out of the fit."""
 
     kernels: Count
     absolute_error_median: Amount
@@ -187,7 +187,7 @@ class ErrorsOnRecord(TypedDict):
 
 @dataclass(frozen=True)
 class ChipOnRecord:
-    """What `kernels.json` says of a chip, as far as plans use it."""
+    """The part of a chip's record in `kernels.json` that plans use."""
 
     fitted: bool
     parameters: dict[str, ParameterOnRecord]
@@ -195,7 +195,7 @@ class ChipOnRecord:
     bounds: dict[str, ErrorsOnRecord]
     collectives: LinkRates | None = None
     operations: dict[str, ErrorsOnRecord] = field(default_factory=dict)
-    """Records of before had none."""
+    """Empty in older records."""
 
     def __post_init__(self) -> None:
         if missing := sorted(set(NAMES) - set(self.parameters)):
@@ -208,14 +208,14 @@ class _Record:
 
 
 def record_files(tracking_dir: Path | None = None) -> tuple[Path, ...]:
-    """`kernels.json` of `tracking_dir` and that of the release, as far as they are there."""
+    """The `kernels.json` of `tracking_dir` and that of the release, if they exist."""
     own = [tracking_dir / RECORD_FILE] if tracking_dir is not None else []
     release = [place for place in (PACKAGED_FILE, CHECKOUT_FILE) if place.is_file()]
     return tuple(path for path in (*own, *release[:1]) if path.is_file())
 
 
 def record_digest(tracking_dir: Path | None = None) -> str:
-    """Names what `record_files` hold, for caches of what was estimated with it."""
+    """A hash of the content of `record_files`, for caches of estimates that use it."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in record_files(tracking_dir))).hexdigest()
 
 
@@ -226,16 +226,16 @@ class ChipModel:
     chip: str
     parameters: Parameters
     errors: Mapping[str, ErrorsOnRecord] = field(default_factory=dict)
-    """What bounds a kernel (`BOUNDS`, or `all`) -> how far off the model is on such kernels."""
+    """What bounds a kernel (`BOUNDS`, or `all`) -> the model's errors on such kernels."""
     borrowed: bool = False
-    """Whether the parameters are those of another chip, for want of its own."""
+    """Whether the parameters are those of another chip, because this one has none."""
     links: LinkRates = ASSUMED_RATES
     operations: Mapping[str, Mapping[str, ErrorsOnRecord]] = field(default_factory=dict)
-    """Operation of a timed kernel (`kernels.json`) -> chip that has timed it -> how far off that chip's model is."""
+    """Operation of a timed kernel (`kernels.json`) -> chip that has timed it -> the errors of that chip's model."""
 
     def time(self, work: KernelWork, bandwidth: float) -> tuple[float, str]:
-        """Seconds of one execution of a kernel in a program that lasts, as training steps do, and which of `BOUNDS`
-        takes them. `bandwidth` is `core_bandwidth`."""
+        """Seconds of one execution of a kernel in a long program, such as a training step, and which of `BOUNDS`
+        takes them. `bandwidth` is that of `core_bandwidth`."""
         hbm, core, whole = (float(part[0]) for part in WorkTable([work], bandwidth).parts(self.parameters))
         return whole, bound_of(work, hbm, core, self.parameters)
 
@@ -251,8 +251,8 @@ class ChipModel:
 
     @staticmethod
     def load(tracking_dir: Path | None, chip: Chip) -> "ChipModel":
-        """The model of a chip from the first of `record_files` to which it was fitted; where there is none, with the
-        parameters of the chip with most kernels there, which it says."""
+        """The model of a chip from the first of `record_files` in which the chip is fitted. Otherwise it has the
+        parameters of the chip with the most kernels, and is marked `borrowed`."""
         how = "Restore it, or delete it and write it again with tomat plan --calibrate --kernels FILE."
         found = [read_typed(path, _Record, how).chips for path in reversed(record_files(tracking_dir))]
         fitted = {name: one for chips in found for name, one in chips.items() if one.fitted}
@@ -274,7 +274,7 @@ class ChipModel:
 
 
 PALLAS = "Pallas: "
-"""Begins the kind of a part of Pallas kernels that the chip's timings do not cover; what they do follows."""
+"""Prefix of the kind of Pallas kernels that the chip's timings do not cover. The category of their work follows."""
 
 
 @dataclass(frozen=True)
@@ -282,15 +282,15 @@ class Support:
     """A part of the step that rests on one kind of kernel."""
 
     kind: str
-    """As `OpTimes.basis`, or `PALLAS` and what the kernels do."""
+    """As `OpTimes.basis`, or `PALLAS` and the category of the kernels' work."""
     seconds_per_step: float
     step_share: float
     error: float
-    """Nine of ten measured kernels of the kind are closer, as a fraction; or `ASSUMED_ERROR`."""
+    """Error, as a fraction, that nine of ten measured kernels of the kind do not exceed; or `ASSUMED_ERROR`."""
     measured_kernels: int
-    """How many kernels of the kind the chip has timed; 0 where none."""
+    """Number of kernels of the kind that the chip has timed."""
     chips: tuple[str, ...] = ()
-    """Where it has timed none: the chips that the error is from; none: it is assumed."""
+    """If the chip has timed none: the chips from which the error is taken. Empty: the error is assumed."""
 
     @property
     def name(self) -> str:
@@ -306,12 +306,12 @@ class Support:
 
 
 def step_error(parts: Iterable[Support]) -> float:
-    """By which fraction a step may be off, either way."""
+    """The fraction by which a step may be wrong, either way."""
     return math.hypot(*(part.step_share * part.error for part in parts))
 
 
 def untimed_share(parts: Iterable[Support]) -> float:
-    """Share of the step that rests on kernels which the chip has timed none like."""
+    """Share of the step in kernels that are unlike any that the chip has timed."""
     return sum(part.step_share for part in parts if not part.measured_kernels)
 
 

@@ -1,16 +1,17 @@
-"""Seconds of every operation of a compiled step by three cycle models, the one that is believed, and its supports.
+"""Seconds of every operation of a compiled step by three cycle models, the estimate that is used, and its errors.
 
-The three stand alone and are compared in a table: XLA's own `estimated_cycles`, the roofline (`roofline.py`) and the
-VLIW schedule (`schedule_model.py`). The estimate is made by the model of the chip (`chip_model.py`) of a kernel's
-bundles, products and copies; where no schedule was found, of what HLO tells of it. A collective takes what the kernels
-beside it leave uncovered of its transfer. XLA's own cycles are the last resort: of the parts outside attention they say
-1.59 s of the reference's 200M step and 5.48 s of its 1B step, of which the pods' profiles leave 1.10 and 4.78 s.
+The three models are independent and are compared in a table: XLA's own `estimated_cycles`, the roofline
+(`roofline.py`) and the VLIW schedule (`schedule_model.py`). The estimate is computed by the chip's model
+(`chip_model.py`) from a kernel's bundles, products and copies, or without a schedule from its HLO. A collective takes
+the part of its transfer that the kernels beside it do not cover. XLA's own cycles are the last resort: for the parts
+outside attention they give 1.59 s of the reference's 200M step and 5.48 s of its 1B step; the pods' profiles have 1.10
+and 4.78 s.
 
-Each part of the step (`Support`) has the error that the chip's model shows on kernels of its kind, left out of its fit.
-Within a kind errors add up, since kernels of a step are alike; between kinds they are independent. What a chip's
-timings do not cover has the error of a chip that has timed the operation: on TPU7x the kernels of attention's backward
-pass are off by 14.5 % and those of the loss by 30 % (nine of ten; `docs/tracking/kernels.md`). For all else the error
-is assumed. Both are said to be. What in a plan is no model of the device's work is named (`Assumption`).
+Each part of the step (`Support`) has the error of the chip's model on kernels of its kind that were left out of its
+fit. Within a kind errors add up, since kernels of a step are alike; between kinds they are independent. Operations
+that a chip's timings do not cover get the error of a chip that has timed them: on TPU7x the kernels of attention's
+backward pass are wrong by 14.5 % and those of the loss by 30 % (nine of ten; `docs/tracking/kernels.md`). For all else
+the error is assumed. Both are marked. Assumptions that are no model of the device's work are listed (`Assumption`).
 """
 
 from collections import defaultdict
@@ -40,7 +41,7 @@ PALLAS_TARGET = "tpu_custom_call"
 
 @dataclass(frozen=True)
 class OpTimes:
-    """One kernel: seconds of one execution by each model, None where a model knows nothing of it."""
+    """One kernel: seconds of one execution by each model, None where a model does not cover it."""
 
     name: str
     category: Category
@@ -50,12 +51,12 @@ class OpTimes:
     schedule: ScheduleTime | None
     estimate: float | None
     basis: str
-    """What the estimate rests on: what bounds the kernel (`chip_model.BOUNDS`), `unscheduled <bound>` where its bundles
-    were not found, `interconnect`, `compiler`, or `beside other kernels`; "" where it has none."""
+    """What the estimate is based on: what bounds the kernel (`chip_model.BOUNDS`), `unscheduled <bound>` if its bundles
+    were not found, `interconnect`, `compiler`, or `beside other kernels`; "" if it has no basis."""
     work: KernelWork | None = None
-    """What the chip's model made the estimate of; None where it knows nothing of the kernel."""
+    """The work from which the chip's model computed the estimate; None if the model does not cover the kernel."""
     pallas: bool = False
-    """Whether it is a Pallas kernel, of which only those like a timed one are known to be right."""
+    """Whether it is a Pallas kernel. Estimates of these are only verified for kernels like a timed one."""
 
     def seconds(self, model: str) -> float | None:
         if model == "roofline":
@@ -66,8 +67,8 @@ class OpTimes:
 
 
 ASSUMED_ERROR = 0.5
-"""Of parts that rest on no measured kind: collectives, kernels whose bundles were not found, XLA's own cycles, Pallas
-kernels that no chip has timed the like of. (A guess.)"""
+"""Error of parts that rest on no measured kind: collectives, kernels whose bundles were not found, XLA's own cycles,
+Pallas kernels unlike any that a chip has timed. (A guess.)"""
 
 _LOSS = "pallas_mosaic_tpu_linear_softmax_cross_entropy_loss"
 PALLAS_OPERATIONS = {
@@ -75,11 +76,11 @@ PALLAS_OPERATIONS = {
     Category.ATTENTION_BACKWARD: ("pallas_mosaic_tpu_flash_attention_vjp",),
     Category.LOSS: (_LOSS, f"{_LOSS}_vjp"),
 }
-"""What a Pallas kernel does -> the timed operations that do the same (`kernels.json`)."""
+"""Category of a Pallas kernel -> the timed operations that do the same work (`kernels.json`)."""
 
 
 def supports(ops: Iterable[OpTimes], model: ChipModel) -> tuple[Support, ...]:
-    """What a step rests on, the largest part first. Of kernels whose collectives are settled."""
+    """The parts that a step's estimate rests on, the largest first. The times of collectives in `ops` must be final."""
     seconds: dict[str, float] = defaultdict(float)
     unlike: dict[str, Category] = {}
     for op in ops:
@@ -102,7 +103,7 @@ def supports(ops: Iterable[OpTimes], model: ChipModel) -> tuple[Support, ...]:
         operations = PALLAS_OPERATIONS.get(unlike[kind], ()) if kind in unlike else ()
         elsewhere = [model.operations.get(name, {}) for name in operations]
         if elsewhere and all(elsewhere):
-            # Of the worst chip. These estimates are too short: what is planned 30 % short takes 1 / 0.7 of its plan.
+            # The worst chip counts. Such estimates are too short: a plan that is 30 % too short takes 1 / 0.7 as long.
             worst = min(0.9, max(errors["absolute_error_p90"] for each in elsewhere for errors in each.values()))
             error, chips = 1 / (1 - worst) - 1, tuple(sorted({chip for each in elsewhere for chip in each}))
         found.append(Support(kind, part, part / whole, error, 0, chips))
@@ -120,12 +121,12 @@ SENTENCES = {
     "branch_not_known": "which branch of {names} runs is not known: each is counted as often as the others",
     "time_not_known": "no time is known for {names}: counted as none, so the step is a lower bound",
 }  # fmt: skip
-"""What is assumed, by kind; the operations' names go into `{names}`."""
+"""Sentence for each kind of assumption. The operations' names replace `{names}`."""
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """One thing that was assumed, of all operations that it was assumed of."""
+    """One kind of assumption, with all operations for which it was made."""
 
     kind: str
     """A key of `SENTENCES`."""
@@ -133,7 +134,7 @@ class Assumption:
     """Names of the kernels, loops or conditionals."""
     executions_per_step: float
     seconds_per_step: float
-    """What they take in the plan, or what the bodies and branches take."""
+    """Planned time of these kernels, or of the bodies and branches."""
     step_share: float
 
     @property
@@ -153,10 +154,10 @@ class Assumption:
 def assumptions(
     program: HloProgram, ops: Mapping[str, OpTimes], matched: Mapping[str, OpSchedule], breakdown: Breakdown
 ) -> tuple[Assumption, ...]:
-    """What was assumed of a step, in the order of `SENTENCES`."""
+    """What was assumed about a step, in the order of `SENTENCES`."""
     found: dict[str, list[str]] = {kind: [] for kind in SENTENCES}
     inside: dict[str, list[str]] = {}
-    """Of a loop or a conditional: the kernels that its computations execute."""
+    """Name of a loop or a conditional -> the kernels that its computations execute."""
     for name, op in ops.items():
         instruction = program.by_name[name]
         called = instruction.called_ids if instruction.opcode in ("while", "conditional") else ()
@@ -192,9 +193,9 @@ class StepEstimate:
     collectives: Mapping[str, CollectiveTime]
     breakdown: Breakdown
     model: ChipModel
-    """Of the chip, that the estimate was made with."""
+    """The chip's model that the estimate was made with."""
     assumed: tuple[Assumption, ...] = ()
-    """What the models did not find and took for granted."""
+    """What the models did not find and therefore assumed."""
 
     @cached_property
     def supports(self) -> tuple[Support, ...]:
@@ -205,7 +206,7 @@ class StepEstimate:
         return step_error(self.supports)
 
     def model_table(self) -> dict[str, dict[str, float]]:
-        """Category -> model -> seconds of a step. A model leaves out the operations it does not know."""
+        """Category -> model -> seconds of a step. A model leaves out operations that it does not cover."""
         table: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(MODELS, 0.0))
         for op in self.ops.values():
             for model in MODELS:
@@ -223,9 +224,8 @@ def estimate_step(
     notes: tuple[str, ...] = (),
     memory_bytes: Mapping[str, int] | None = None,
 ) -> StepEstimate:
-    """One step of `program` on one device of `slice_`; `model` is of the chip (default: the one of the release),
-    `memory_bytes` of the breakdown, where the program itself has no buffer assignment. What was assumed is added to
-    `notes`."""
+    """Estimate one step of `program` on one device of `slice_`. `model` is the chip's (default: the release's);
+    `memory_bytes` is for a program without a buffer assignment. Assumptions are added to `notes`."""
     device_kind = slice_.chip.device_kinds[0]
     roofs = Roofs.of_device_kind(device_kind)
     chip_model = model or ChipModel.load(None, slice_.chip)
@@ -237,13 +237,13 @@ def estimate_step(
         for name, kernel in kernels.items()
     }
     for name, start in spread_collectives(program).items():
-        # The one that starts it has the whole of it on the links.
+        # The kernel that starts the collective is charged with all of its time on the links.
         if name != start and name in ops and (least := ops[name].roofline) is not None:
             ops[name] = replace(ops[name], roofline=replace(least, ici_seconds=0.0))
     collectives = overlap(program, lambda instruction: ops[instruction.name].estimate, slice_, chip_model.links)
     for name, time in collectives.items():
         if name in ops:
-            # A collective takes what it makes the step wait; a fusion that multiplies as well, its own time on top.
+            # A collective takes the time that the step waits for it. A fusion that also multiplies adds its own time.
             inner = {i.opcode for i in program.inner(kernels[name].instruction)}
             own = (ops[name].estimate or 0.0) if inner & {"dot", "convolution"} else 0.0
             ops[name] = replace(ops[name], estimate=own + time.exposed_seconds, basis="interconnect")
@@ -261,15 +261,15 @@ def estimate_step(
         n_hosts=slice_.n_hosts,
     )
     assumed = assumptions(program, ops, matched, breakdown)
-    # The breakdown's own notes are on loops and kernels that it knows nothing of: `assumed` has them with their shares.
+    # The breakdown's own notes are about unknown loops and kernels. `assumed` has these with their shares.
     said = (*notes, *chip_model.notes(), *(assumption.sentence for assumption in assumed), *decided)
     breakdown = replace(breakdown, notes=said, memory_bytes=memory_bytes or breakdown.memory_bytes)
     return StepEstimate(ops, collectives, breakdown, chip_model, assumed)
 
 
 def _flops(program: HloProgram, instruction: Instruction, schedule: ScheduleTime | None, roofs: Roofs) -> float | None:
-    """Flops of one execution; of a Pallas kernel, of which HLO may say 0, at least what its busy matrix units do."""
-    # At their peak, on padding too: a head of 64 fills a quarter of a v6e's matrix unit and counts as if it filled it.
+    """Flops of one execution. For a Pallas kernel, for which HLO may say 0, at least those of its busy matrix units."""
+    # They count at their peak, padding included: a head of 64 fills a quarter of a v6e's matrix unit, but counts whole.
     stated = kernel_flops(program, instruction)
     if instruction.custom_call_target != PALLAS_TARGET or schedule is None or not roofs.peak_flops_per_second:
         return stated
@@ -285,7 +285,7 @@ def _op_times(
     roofs: Roofs,
     model: ChipModel,
 ) -> OpTimes:
-    """Every model on one kernel; collectives are settled later, when it is known what runs beside them."""
+    """Apply every model to one kernel. Collectives get their time later, when it is known what runs beside them."""
     instruction = kernel.instruction
     compiler = roofline = scheduled = None
     if instruction.opcode not in CONTROL_OPCODES and roofs.clock_hz and roofs.peak_hbm_bytes_per_second:
@@ -300,13 +300,13 @@ def _op_times(
     if instruction.opcode in CONTROL_OPCODES or instruction.custom_call_target in NO_CODE_CALLS:
         return replace(times, estimate=0.0)
     if instruction.opcode.endswith(("-start", "-done", "-update")):
-        # Copies between HBM and VMEM run beside the kernels; what is waited for of collectives is settled later.
+        # Copies between HBM and VMEM run beside the kernels. The wait for collectives is computed later.
         return replace(times, estimate=0.0, basis="beside other kernels")
     bandwidth = core_bandwidth(slice_.chip)
     if scheduled is not None:
         work = scheduled
     elif roofline is not None:
-        size = round(roofline.hbm_seconds * bandwidth)  # of this core
+        size = round(roofline.hbm_seconds * bandwidth)  # the bytes of this core
         copies = ((Transfer(False, size), 1.0),) if size else ()
         core = max(roofline.mxu_seconds, roofline.vpu_seconds)
         work = KernelWork(core, roofline.mxu_seconds, copies, scheduled=False)

@@ -1,12 +1,12 @@
-"""What collectives cost on a slice's links, and how much of it the step waits for.
+"""The time of collectives on a slice's links, and how much of it the step waits for.
 
-A ring or torus model. Along every axis a collective spans, bytes move over the chip's links of that axis at once, both
-directions where the axis closes; the worst-placed chip decides. Permutes and all-to-alls are routed link by link, the
-fullest link decides. Each hop adds its latency, and each collective a wait that nothing hides.
+The model is a ring or torus. Along every axis that a collective spans, bytes move over the chip's links of that axis at
+once, in both directions if the axis closes; the worst-placed chip decides. Permutes and all-to-alls are routed link by
+link; the fullest link decides. Each hop adds its latency, and each collective a wait that nothing hides.
 
-`ici_bytes_per_second` is that of all ports (4 in a plane, 6 in a cube) in both directions. What programs reach is 0.9
-of it: https://jax-ml.github.io/scaling-book/tpus gives 45 GB/s each way for a port of v4 and v5e, 90 for v5p and v6e,
-where the data sheets give 50 and 100.
+`ici_bytes_per_second` is the rate of all ports (4 in a plane, 6 in a cube) in both directions. Programs reach 0.9 of
+it: https://jax-ml.github.io/scaling-book/tpus gives 45 GB/s each way for a port of v4 and v5e, and 90 for v5p and v6e;
+the data sheets give 50 and 100.
 """
 
 from collections import Counter, defaultdict
@@ -25,17 +25,17 @@ from tomat.perf.profile.hlo_costs import COLLECTIVES, base_opcode
 from tomat.perf.profile.hlo_kernels import trip_count
 
 Link = tuple[tuple[int, ...], int, int]
-"""A directed link: the chip it leaves, the axis, +1 or -1."""
+"""A directed link: the chip that it leaves, the axis, and +1 or -1."""
 
 
 def coordinates(device_id: int, slice_: Slice) -> tuple[int, ...]:
-    """Place of a chip: ids count along the first axis first (`device.coords` of v6e:4x8 and v5p:2x2x2 topologies)."""
+    """Place of a device's chip. Ids count along the first axis first (`device.coords` of v6e:4x8 and v5p:2x2x2)."""
     chip_id = device_id // slice_.chip.jax_devices_per_chip
     return tuple(map(int, np.unravel_index(chip_id, slice_.topology, order="F")))
 
 
 def route(source: Sequence[int], target: Sequence[int], slice_: Slice) -> list[Link]:
-    """The links of the shortest way, one axis after the other, around the ring where that is shorter."""
+    """The links of the shortest way, one axis after another, around the ring if that is shorter."""
     links: list[Link] = []
     here = list(source)
     for axis, side in enumerate(slice_.topology):
@@ -50,10 +50,10 @@ def route(source: Sequence[int], target: Sequence[int], slice_: Slice) -> list[L
 
 
 def entrances_and_hops(group: Sequence[tuple[int, ...]], slice_: Slice) -> tuple[int, int]:
-    """Links over which the worst-placed chip of a group can receive, and links between the two farthest apart.
+    """Links over which the worst-placed chip of a group can receive, and links between the two chips farthest apart.
 
-    It receives over one link an axis, two where the axis closes: a chip in the corner of an open mesh has one neighbour
-    an axis. At least one: the members of a group that skips chips still reach each other.
+    The chip receives over one link per axis, or two if the axis closes: a chip in the corner of an open mesh has one
+    neighbour per axis. There is at least one link, because members of a group that skips chips still reach each other.
     """
     links = hops = 0
     for axis, places in enumerate(zip(*group, strict=True)):
@@ -66,7 +66,7 @@ def entrances_and_hops(group: Sequence[tuple[int, ...]], slice_: Slice) -> tuple
 
 
 def participants(program: HloProgram, collective: Any) -> list[list[int]]:
-    """The groups of partitions that a collective's `HloInstructionProto` names, in all of HLO's ways to name them."""
+    """The groups of partitions of a collective's `HloInstructionProto`, in any form that HLO has for them."""
     device_list = collective.collective_device_list.replica_groups or collective.replica_groups
     if any(group.replica_ids for group in device_list):
         return [list(group.replica_ids) for group in device_list]
@@ -113,41 +113,41 @@ def _mesh_groups(mesh_axes: Any) -> list[list[int]]:
 
 
 LINK_EFFICIENCY = 0.9
-"""Share of a link's nominal bandwidth that a transfer between two chips reaches; see the module."""
+"""Share of a link's nominal bandwidth that a transfer between two chips reaches (see the module)."""
 HOP_SECONDS = 1e-6
 """Latency of a hop (https://jax-ml.github.io/scaling-book/sharding: "about 1 us")."""
 
 
 def link_bandwidth(slice_: Slice) -> float:
-    """Nominal bytes a second of one link of a TPU, one way."""
+    """Nominal bytes/s of one link of a TPU, one way."""
     bandwidth = slice_.chip.ici_bytes_per_second
-    assert bandwidth is not None  # of every TPU
+    assert bandwidth is not None  # true for every TPU
     return bandwidth / (2 * 2 * len(slice_.topology))
 
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """One execution of a collective on one chip. What is exposed and hidden of an async pair add up to its seconds and
-    the start, unless it shares its links or its flight with another: then a wait includes the queue, and time beside
-    other transfers alone is neither."""
+    """One execution of a collective on one chip. The exposed and hidden times of an async pair sum to its seconds plus
+    the start, unless it shares its links or its flight with another collective. A wait then includes the queue, and
+    time beside only other transfers is neither exposed nor hidden."""
 
     opcode: str
-    """Of the collective itself (`all-gather`, ...), also where a fusion or an async pair wraps it."""
+    """Opcode of the collective itself (`all-gather`, ...), even if a fusion or an async pair wraps it."""
     n_participants: int
     """Chips of the largest group."""
     link_bytes: float
     """Bytes that one chip sends over its links."""
     seconds: float
     exposed_seconds: float
-    """What the step waits; of an async pair, the done's."""
+    """Time that the step waits. In an async pair, the done has it."""
     hidden_seconds: float
-    """What runs beside other kernels; of an async pair, the start's."""
+    """Time beside other kernels. In an async pair, the start has it."""
     links: frozenset[Link] | None = None
-    """The links a permute uses; None: all of them."""
+    """The links that a permute uses; None: all links."""
 
 
 def collective_of(program: HloProgram, instruction: Instruction) -> Instruction | None:
-    """The collective that a kernel is, starts or contains; None for others, and for the done of an async pair."""
+    """The collective that a kernel is, starts or contains; None for other kernels and for the done of an async pair."""
     if instruction.opcode.endswith(("-done", "-update")):
         return None
     if base_opcode(instruction.opcode) in COLLECTIVES:
@@ -158,13 +158,13 @@ def collective_of(program: HloProgram, instruction: Instruction) -> Instruction 
 def collective_seconds(
     program: HloProgram, instruction: Instruction, slice_: Slice, rates: LinkRates = ASSUMED_RATES
 ) -> CollectiveTime | None:
-    """The cost of a collective on TPUs, all of it exposed (`overlap` tells how much is hidden); None where
-    `instruction` holds none."""
+    """The time of a collective on TPUs, all of it exposed (`overlap` tells how much is hidden); None if `instruction`
+    holds no collective."""
     collective = collective_of(program, instruction)
     if collective is None:
         return None
     nominal_rate = link_bandwidth(slice_)
-    # The place of each partition is by the program's device assignment, else in the order of the ids.
+    # Partitions are placed by the program's device assignment, or else in the order of the ids.
     assigned = [c.replica_device_ids[0] for c in program.module.device_assignment.computation_devices]
     if len(assigned) < slice_.n_devices or len(set(assigned)) < len(assigned):
         assigned = list(range(slice_.n_devices))
@@ -183,7 +183,7 @@ def collective_seconds(
             size = operand_bytes / members
         routes = [route(where[a], where[b], slice_) for a, b in pairs]
         loads: dict[Link, float] = defaultdict(float)
-        for link in chain.from_iterable(routes):  # all go their way at once
+        for link in chain.from_iterable(routes):  # all transfers run at once
             loads[link] += size
         hops = max(map(len, routes), default=0)
         seconds = max(loads.values(), default=0.0) / (nominal_rate * LINK_EFFICIENCY) + hops * HOP_SECONDS
@@ -192,14 +192,14 @@ def collective_seconds(
     groups = participants(program, collective.proto)
     members = max(len(group) for group in groups)
     whole = float(operand_bytes * members if opcode == "all-gather" else operand_bytes)
-    # Shards of an all-reduce go round twice (scatter, then gather), unless XLA:TPU fused one whose result is only
-    # sliced into a reduce-scatter.
+    # Shards of an all-reduce go round twice (scatter, then gather). If its result is only sliced, XLA:TPU has fused it
+    # into a reduce-scatter, which goes round once.
     sliced = instruction.opcode == "fusion" and instruction.shape.byte_count() * members <= operand_bytes
     passes = 1 if opcode in ("all-gather", "reduce-scatter") or sliced else 2
     sent = passes * whole * (members - 1) / members
     seconds = 0.0
     places = [chips for group in groups if len(set(chips := [where[member] for member in group])) > 1]
-    # Cores of one chip that are in different groups share its links.
+    # Cores of one chip that belong to different groups share its links.
     at_once = Counter(chip for chips in places for chip in set(chips))
     for chips in places:
         entrances, hops = entrances_and_hops(chips, slice_)
@@ -209,15 +209,15 @@ def collective_seconds(
 
 
 SPREAD_START, SPREAD_DONE = "async-collective-start", "async-collective-done"
-"""How libtpu 0.0.46 names the first and last kernel of an asynchronous collective fusion."""
+"""Prefixes in libtpu 0.0.46 of the names of the first and last kernel of an asynchronous collective fusion."""
 
 
 def spread_collectives(program: HloProgram) -> dict[str, str]:
-    """Of each kernel that an asynchronous collective fusion is spread over, by name, the one that starts it.
+    """Name of each kernel over which an asynchronous collective fusion is spread -> name of the kernel that starts it.
 
-    libtpu (0.0.46, on v5e) moves a gather beside many kernels, those in a loop too: each of them holds the whole
-    collective, of one channel, and does a part of it. Counted as a gather each, the head's of an 800M on a v5e-64 was
-    107 gathers, 0.9 s of a step that took 1.1 s in all.
+    libtpu (0.0.46, on v5e) spreads a gather over many kernels, also in a loop. Each of them holds the whole collective,
+    with one channel id, and does a part of it. Counted as one gather each, the gather of the head of an 800M on a
+    v5e-64 was 107 gathers, 0.9 s of a step that took 1.1 s in all.
     """
     channels: dict[int, list[str]] = defaultdict(list)
     for instruction in program.by_name.values():
@@ -240,9 +240,9 @@ def overlap(
     """Exposed and hidden time of one execution of every collective kernel, by instruction name.
 
     An asynchronous collective runs between its start and its done, beside the kernels that the compiler scheduled
-    there; transfers that share a link queue. It has two entries: its start with the hidden part and the bytes, its done
-    with the wait. A fusion that multiplies as well hides behind its own `kernel_seconds`, the time of one execution of
-    a kernel that is no collective; None counts as 0 (nothing hides there).
+    there. Transfers that share a link queue. It has two entries: its start, with the hidden part and the bytes, and its
+    done, with the wait. A collective in a fusion that also multiplies hides behind the fusion's own time.
+    `kernel_seconds` is the time of one execution of a kernel without its collective; None counts as 0.
     """
     timeline = _Timeline(program, kernel_seconds, slice_, rates)
     timeline.run(program.entry_id)
@@ -251,7 +251,7 @@ def overlap(
 
 @dataclass
 class _Timeline:
-    """Walks computations in the order of execution with a clock, and with the time at which each link is free."""
+    """Walks computations in the order of execution, with a clock and the time at which each link is free."""
 
     program: HloProgram
     kernel_seconds: KernelSeconds
@@ -264,7 +264,7 @@ class _Timeline:
         self._spread = spread_collectives(self.program)
 
     def run(self, computation_id: int) -> float:
-        """Seconds that a computation takes, waits included; a body that several loops share is walked once."""
+        """Seconds that a computation takes, waits included. A body that several loops share is walked once."""
         if computation_id in self.durations:
             return self.durations[computation_id]
         clock = 0.0
@@ -314,7 +314,7 @@ class _Timeline:
         return clock
 
     def _started_by(self, instruction: Instruction) -> str | None:
-        """Name of the start that the done of a collective belongs to."""
+        """Name of the start that belongs to the done of a collective; None for other instructions."""
         if instruction.name.startswith(SPREAD_DONE):
             return self._spread.get(instruction.name)
         if not instruction.opcode.endswith("-done"):
@@ -327,7 +327,7 @@ class _Timeline:
         return operands[0].name
 
     def _compute(self, instruction: Instruction) -> float:
-        """Seconds of what is no collective: loops times their trips, the mean of a conditional's branches."""
+        """Seconds of an instruction that is no collective: loops times their trips, the mean of branches."""
         called = instruction.called_ids
         if instruction.opcode == "while":
             trips = trip_count(self.program, instruction)

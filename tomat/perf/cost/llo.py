@@ -1,16 +1,16 @@
-"""The schedule the TPU compiler gives an HLO op: VLIW bundles by region, loops, copies and what runs how often.
+"""Reads the TPU compiler's schedule of an HLO op: VLIW bundles by region, loops, copies, and how often each runs.
 
-Asked to (`base/ports/libtpu.py`), libtpu writes for every op that it compiles the bundles in order with their control
-flow, and the slots that each fills. A bundle issues in one cycle unless the core waits. What it waits for by itself is
-not in the final bundles: a run of empty ones before the result of a unit is taken out at the end
-(``packed-bundles-post-ra`` of the same dump still has it).
+With the flags of `base/ports/libtpu.py`, libtpu writes for every op that it compiles the bundles in order, with their
+control flow, and the slots that each fills. A bundle issues in one cycle unless the core waits. The final bundles do
+not show the core's own waits: runs of empty bundles before the result of a unit are removed at the end
+(``packed-bundles-post-ra`` of the same dump still has them).
 
-The format was read off dumps of libtpu 0.0.46 for v6e, and for v5p and TPU7x where they differ: ``sbr.rel (%p) target =
-$regionN`` is a branch with four delay slots, taken where the predicate holds; a target at or before the branch makes a
-loop, one after it a predicated region. In the 225 ops of the reference 200M step these nest without exception. A bundle
-that starts a copy names its size and, in a comment of the compiler's pipeline emitter, the window that it moves:
-``base_bounds`` of the array, ``window_bounds`` of the block, both in tiles, and ``element_size_in_bytes`` of a tile.
-From these follows what XLA's HLO does not say: how often a block is fetched again.
+The format is derived from dumps of libtpu 0.0.46 for v6e, and for v5p and TPU7x where they differ. ``sbr.rel (%p)
+target = $regionN`` is a branch with four delay slots, taken if the predicate holds. A target at or before the branch
+makes a loop, a target after it a predicated region. In the 225 ops of the reference 200M step these nest without
+exception. A bundle that starts a copy names its size and, in a comment of the compiler's pipeline emitter, the window
+that it moves: ``base_bounds`` of the array, ``window_bounds`` of the block, both in tiles, and
+``element_size_in_bytes`` of a tile. They give what XLA's HLO does not show: how often a block is fetched again.
 """
 
 import gzip
@@ -43,14 +43,14 @@ _ELEMENT_BYTES = re.compile(r"element_size_in_bytes: (\d+)")
 
 @dataclass(frozen=True)
 class Transfer:
-    """A copy between HBM and the memory of the core."""
+    """A copy between HBM and the core's memory."""
 
     written: bool
-    """To HBM; else from it."""
+    """Whether it writes to HBM, rather than reads from it."""
     size_bytes: int
     share: float | None = 1.0
-    """In which share of the executions of its region it is started: a block that is there already is not fetched. None
-    where data decide it."""
+    """Share of the executions of its region in which it is started: a block that is already present is not fetched.
+    None if that depends on data."""
 
 
 class TransferReader:
@@ -61,7 +61,7 @@ class TransferReader:
         self._open = False
 
     def line(self, bundle: int, line: str) -> None:
-        """Takes note of a copy that a line starts, or of its window."""
+        """Record a copy that a line starts, or the window of that copy."""
         if "= dma." in line:
             self._open = False
             if match := _START.search(line):
@@ -78,18 +78,18 @@ class TransferReader:
     def transfers(
         self, code: ScalarCode, trips: Mapping[int, int | None], grid: tuple[int, ...]
     ) -> dict[int, list[Transfer]]:
-        """Bundle -> the copies it starts between HBM and the core. Of the scalar code of an op, whole; `trips`: loop
-        (first bundle) -> trip count."""
+        """Bundle -> the copies between HBM and the core that it starts. `code` is the complete scalar code of an op;
+        `trips` maps a loop (its first bundle) to its trip count."""
         found: dict[int, list[Transfer]] = {}
         for bundle, match, window in self._found:
             written = match["kind"] == "vmem_to_hbm"
             if match["kind"] == "general":
                 written = code.in_core(match["source"])
-                if written and code.in_core(match["target"]):  # neither end of it is in HBM
+                if written and code.in_core(match["target"]):  # neither end is in HBM
                     continue
             element = window.get("element", (0,))[0]
             base, bounds = window.get("base_bounds", ()), window.get("window_bounds", ())
-            # A size that is no constant belongs to an array that its blocks do not divide: the last one is shorter.
+            # If the size is not a constant, the blocks do not divide the array evenly, and the last block is shorter.
             cut = math.prod(size / (math.ceil(size / part) * part) for size, part in zip(base, bounds, strict=True))
             granules, predicate = match["granules"], match["predicate"]
             size = int(granules) * BYTES_PER_GRANULE if granules else round(element * math.prod(bounds) * cut)
@@ -104,8 +104,8 @@ class TransferReader:
 
 
 BRANCH_DELAY_SLOTS = 4
-"""Bundles after a branch that run whether it is taken or not (the four that follow each `sbr.rel` in the dumps of v5e,
-v5p and v6e). A v4 has one and a TPU7x six, fewer where they are empty: there up to three bundles beside a branch are
+"""Bundles after a branch that run whether it is taken or not (the four after each `sbr.rel` in dumps of v5e, v5p and
+v6e). A v4 has one and a TPU7x six, or fewer where they are empty, so on these up to three bundles per branch are
 counted in the wrong region."""
 
 _ADDRESS = re.compile(r" *(0x[0-9a-f]+|0) +(?:[A-Z]{2})?:")
@@ -119,24 +119,24 @@ class Region:
     """Bundles that run equally often."""
 
     kind: str
-    """`body` (the op), `loop` or `branch` (predicated: entered where its predicate allows)."""
+    """`body` (the op), `loop` or `branch` (predicated: entered if its predicate holds)."""
     first_bundle: int
     bundles: int
-    """Bundles of the region itself; those of `regions` come on top."""
+    """Number of bundles of the region itself, without those of `regions`."""
     slots: tuple[int, ...]
-    """Slots filled in these bundles, by `OpSchedule.units`; empty where the dump has no utilisation."""
+    """Slots filled in these bundles, by `OpSchedule.units`; empty if the dump has no utilisation."""
     executions: float | None
-    """Of a loop: its trip count. Of a branch: in which share of the cases it is entered. None where that depends on
-    data or could not be read."""
+    """For a loop: its trip count. For a branch: the share of cases in which it is entered. None if that depends on
+    data or could not be derived."""
     operand: int | None = None
-    """Of a branch: the prefetched operand of the kernel that decides whether it is entered."""
+    """For a branch: the prefetched operand of the kernel that decides whether it is entered."""
     entered_for: tuple[int, ...] | None = None
-    """Of a branch that one element of `operand` alone decides: for which of its values 0 to 3 it is entered."""
+    """For a branch that only one element of `operand` decides: the values, from 0 to 3, for which it is entered."""
     scalar_trips: tuple[int, int, int] | None = None
-    """Of a loop whose bound is a scalar operand of the kernel: its number, the trips where it is 0, those that each
-    unit of it adds."""
+    """For a loop whose bound is a scalar operand of the kernel: the operand's number, the trips if it is 0, and the
+    trips that each unit adds."""
     mxu_cycles: int = 0
-    """Cycles that the busiest matrix unit works on the products issued in these bundles."""
+    """Cycles in which the busiest matrix unit works on the products issued in these bundles."""
     transfers: tuple[Transfer, ...] = ()
     """Copies between HBM and the core that these bundles start."""
     regions: "tuple[Region, ...]" = ()
@@ -148,22 +148,22 @@ class Region:
 
 
 Executions = Callable[[Region], float | None]
-"""How often a region runs, where it is known better than by the region itself; else None."""
+"""How often a region runs, if a better value than the region's own is known; else None."""
 
 
 @dataclass(frozen=True)
 class OpSchedule:
     body: Region
     units: tuple[str, ...] = ()
-    """Names of the slots, such as MXU."""
+    """Names of the units that have slots, such as MXU."""
     capacity: tuple[int, ...] = ()
     """Slots of each unit in a bundle."""
     grid: tuple[int, ...] = ()
-    """Grid of a Pallas kernel (`iteration_bounds` of its transfers), empty for other ops."""
+    """Grid of a Pallas kernel (`iteration_bounds` of its transfers); empty for other ops."""
 
     def timed(self, executions: Executions = lambda region: None) -> Iterator[tuple[Region, float]]:
-        """Each region, and how often it runs in one execution of the op. `executions` overrides a region's own; where
-        both are None the region counts as entered, and a loop once."""
+        """Each region, and how often it runs in one execution of the op. `executions` overrides a region's own value.
+        If both are None, a branch counts as entered, and a loop once."""
 
         def walk(region: Region, around: float) -> Iterator[tuple[Region, float]]:
             own = executions(region)
@@ -176,12 +176,12 @@ class OpSchedule:
         return walk(self.body, 1.0)
 
     def executed(self, quantity: Callable[[Region], float], executions: Executions = lambda region: None) -> float:
-        """`quantity` summed over the regions times how often each runs."""
+        """The sum over the regions of `quantity` times how often each runs."""
         return sum(times * quantity(region) for region, times in self.timed(executions))
 
 
 def write_schedules(path: Path, schedules: Mapping[str, OpSchedule]) -> None:
-    # Level 6 costs 0.1 s for a 200M step and leaves a fifth.
+    # Level 6 takes 0.1 s for a 200M step, and reduces it to a fifth.
     content = json.dumps({name: asdict(schedule) for name, schedule in schedules.items()})
     path.write_bytes(gzip.compress(content.encode(), compresslevel=6, mtime=0))
 
@@ -195,7 +195,7 @@ def kept_schedules(path: Path, remedy: str) -> dict[str, OpSchedule]:
 
 
 def slot_utilisation(schedule: OpSchedule) -> dict[str, float]:
-    """Share of each unit's slots that executed bundles fill; empty where the dump has no utilisation."""
+    """Share of each unit's slots that executed bundles fill; empty if the dump has no utilisation."""
     executed = schedule.executed(lambda region: region.bundles)
     if not executed:
         return {}
@@ -208,7 +208,7 @@ def slot_utilisation(schedule: OpSchedule) -> dict[str, float]:
 def read_schedules(llo_dir: Path) -> dict[str, OpSchedule]:
     """The schedules in a dump, by name of the HLO instruction.
 
-    An op that was compiled more than once has the last of its schedules. Files cut off mid-write are an error.
+    For an op that was compiled more than once, the last schedule counts. Files cut off mid-write are an error.
     """
     newest: dict[str, tuple[tuple[int, int], Path]] = {}
     utilisation: dict[str, Path] = {}
@@ -252,19 +252,19 @@ def read_schedule(bundles: Path, utilisation: Path | None) -> OpSchedule:
 
 _PRODUCT = re.compile(r"vmatmul\.([\w.]+)(?:\[\d+\])?\.mxu([0-3])")
 N_MXU = 4
-"""Units of a core, at most."""
+"""Most matrix units of a core."""
 
 
 def product_cycles(forms: str) -> int:
-    """Cycles a matrix unit needs for one `vmatmul`, by the forms that follow the name: 16 rows of bf16, 8 of f32, 32 of
-    s8 (of v6e; on units of 128 x 128 they were not seen, and count as f32).
+    """Cycles that a matrix unit needs for one `vmatmul`, by the forms that follow the name: 16 rows of bf16, 8 of f32,
+    32 of s8 (on v6e; on units of 128 x 128 no s8 was seen, and it counts as f32).
 
-    Units of 256 x 256 (`mubr`) take two rows a cycle, those of 128 x 128 one; with `lmr` they take 8 rows of bf16. So
-    all units of a chip together reach its peak. Source: the spacing that the compiler itself keeps between products on
-    one unit. v6e: 8 bundles in 21,477 of 23,600 cases of bf16, 4 in 20,009 of 21,300 of f32 (the reference 200M step).
-    TPU7x: 8 in 4,946 of 6,142, 4 in 6,606 of 10,238 (two losses). v5p: 16 in 3,131 of 5,816 (more in most others), 8 in
-    7,822 of 9,520 of f32 and in 6,551 of 9,156 with `lmr` (15 attention kernels). s8 on a v6e: 8 in 1,306 of 1,408 (a
-    product [32768, 1024] x [1024, 4096], which has half the bundles of the same in bf16).
+    Units of 256 x 256 (`mubr`) take two rows a cycle, those of 128 x 128 one; with `lmr`, a `vmatmul` has 8 rows of
+    bf16. With these, a chip's units together reach its peak. Source: the spacing that the compiler keeps between
+    products on one unit. v6e: 8 bundles in 21,477 of 23,600 cases of bf16, 4 in 20,009 of 21,300 of f32 (reference 200M
+    step). TPU7x: 8 in 4,946 of 6,142, 4 in 6,606 of 10,238 (two losses). v5p: 16 in 3,131 of 5,816 (more in most
+    others), 8 in 7,822 of 9,520 of f32 and in 6,551 of 9,156 with `lmr` (15 attention kernels). s8 on a v6e: 8 in 1,306
+    of 1,408 (a product [32768, 1024] x [1024, 4096], which has half the bundles of the same in bf16).
     """
     kinds = forms.split(".")
     wide = ("bf16" in kinds and "lmr" not in kinds) or ("s8" in kinds and "mubr" in kinds)
@@ -272,8 +272,8 @@ def product_cycles(forms: str) -> int:
 
 
 class _Span(NamedTuple):
-    """Bundles [first, end) that a branch jumps back over (a loop, repeated while) or passes over (entered where) the
-    predicate holds, or does not if negated."""
+    """Bundles [first, end) of a loop, over which a branch jumps back, or of a region that a branch may skip. The loop
+    repeats, or the region is entered, if the predicate holds (or does not hold, if negated)."""
 
     first: int
     end: int
@@ -290,7 +290,7 @@ class _ScheduleBuilder:
         """Region -> its first bundle."""
         self._grid: tuple[int, ...] = ()
         self._branches: list[tuple[int, bool, str, int]] = []
-        """(the bundle that follows the delay slots, negated, predicate, region) of each."""
+        """(bundle after the delay slots, negated, predicate, region) of each branch."""
         self._code = ScalarCode()
         self._products: dict[int, list[int]] = {}
         self._transfers = TransferReader()
@@ -318,15 +318,15 @@ class _ScheduleBuilder:
     def schedule(
         self, units: tuple[str, ...] = (), capacity: tuple[int, ...] = (), rows: Sequence[tuple[int, ...]] = ()
     ) -> OpSchedule:
-        """The schedule of what was noted; `rows` are the slots of each of `units` that are filled, by bundle."""
+        """The schedule of the lines that were added. `rows` holds the filled slots of each of `units`, by bundle."""
         spans: list[_Span] = []
         for after, negated, predicate, target in self._branches:
             start = self._starts.get(target)
             if start is None:
-                continue  # out of the op; seen once in 225 ops, behind its last region
+                continue  # a branch out of the op, seen once in 225 ops, behind the last region
             if start < after:
                 spans.append(_Span(start, after, "loop", predicate, negated))
-            elif after < start:  # entered where the branch around it is not taken
+            elif after < start:  # entered if the branch around it is not taken
                 spans.append(_Span(after, start, "branch", predicate, not negated))
         spans.sort(key=lambda span: (span.first, -span.end))
         self._code.loops = [(span.first, span.end) for span in spans if span.kind == "loop"]

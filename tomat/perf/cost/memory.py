@@ -1,14 +1,14 @@
-"""Does a compiled step fit, and what fills the memory: read from the compiler's refusal, or from what it compiled.
+"""Whether a compiled step fits, and what fills the memory, from the compiler's refusal or from the compiled program.
 
 libtpu 0.0.46 refuses with one line: "Ran out of memory on HBM, the total memory required for HLO temporaries (35.64G)
-exceeds available HBM (31.24G)". That total is *not* the temporaries alone: for the 200M model on v6e-16 (batch 64,
-context 4608, no checkpointing) its buffer assignment holds 38,062,899,808 bytes of temporaries, 203,272,192 of
-arguments, 163,840 of constants and 1,216 of outputs, together 35.64 GiB. The paths of it that find out later print
-"Used 36.01G of 31.25G hbm". G is 2**30 bytes throughout.
+exceeds available HBM (31.24G)". That total is *not* only the temporaries: for the 200M model on v6e-16 (batch 64,
+context 4608, no checkpointing) the buffer assignment holds 38,062,899,808 bytes of temporaries, 203,272,192 of
+arguments, 163,840 of constants and 1,216 of outputs, together 35.64 GiB. Code paths that detect it later print "Used
+36.01G of 31.25G hbm". G is 2**30 bytes throughout.
 
-The line names no buffer; the buffer assignment, which ``--xla_dump_to`` writes before the compiler gives up, does. XLA
-packs all temporaries of a memory space into one allocation by simulating a heap (``xla/service/heap_simulator``), whose
-trace is part of the ``HloProto``: replayed, it tells which buffers are live together when most bytes are.
+The line names no buffers, but the buffer assignment does, which ``--xla_dump_to`` writes before the compiler gives up.
+XLA packs all temporaries of a memory space into one allocation by simulating a heap (``xla/service/heap_simulator``).
+The heap's trace is part of the ``HloProto``. A replay of it shows which buffers are live when the most bytes are.
 """
 
 import re
@@ -24,9 +24,9 @@ if TYPE_CHECKING:  # a plan from the cache reads no program
     from tomat.perf.profile.hlo import HloProgram, Instruction, Shape
 
 LARGEST_COUNT = 24
-"""Buffers a report keeps."""
+"""Number of buffers that a report keeps."""
 STRETCHES = 240
-"""Points that a report keeps of the memory over the schedule."""
+"""Number of points that a report keeps of the memory over the schedule."""
 
 ALLOCATE, FREE, SHARE = 0, 1, 2
 """`HeapSimulatorTrace.Event.Kind` (xla/service/hlo.proto)."""
@@ -37,20 +37,20 @@ class Buffer:
     """One buffer in HBM and the operation that made it."""
 
     hbm_bytes: Count
-    """Bytes it takes, the padding to the layout's tiles included."""
+    """Bytes that it takes, including the padding to the layout's tiles."""
     logical_bytes: Count
     shape: str
     """As in HLO text, with its layout: `bf16[20,8,8192,2048]{2,3,1,0:T(8,128)(2,1)}`."""
     instruction: str
     opcode: str
     op_name: str
-    """JAX's scopes; "" where the compiler made the operation."""
+    """JAX's scopes; "" if the compiler made the operation."""
     source: str
-    """`file:line` of the model's code, "" where unknown."""
+    """`file:line` of the model's code; "" if unknown."""
 
 
 def shape_text(shape: Any) -> str:
-    """A `ShapeProto` as HLO text spells it, layout and tiles included."""
+    """A `ShapeProto` in the form of HLO text, with layout and tiles."""
     if shape.tuple_shapes:
         return "(" + ", ".join(shape_text(part) for part in shape.tuple_shapes) + ")"
     from tomat.perf.profile.hlo import PRIMITIVE_TYPES, UNKNOWN_TYPE
@@ -65,7 +65,7 @@ def shape_text(shape: Any) -> str:
 
 
 def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
-    """What the buffer assignment in a serialised `HloProto` says of HBM, as arguments of `MemoryReport`. None if it
+    """The HBM usage in the buffer assignment of a serialised `HloProto`, as arguments of `MemoryReport`. None if it
     holds no assignment."""
     from tomat.perf.profile.hlo import HBM_MEMORY_SPACE, HloProgram
     from tomat.perf.profile.protos import new_message
@@ -95,12 +95,12 @@ def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
         else:
             heap += allocation.size
             assigned = {a.logical_buffer_id for a in allocation.assigned}
-            # The heap that holds them: a trace's own index counts allocations before sorting.
+            # Find the heap trace that holds these buffers. Its own index counts allocations before sorting.
             shared = [len({e.buffer_id for e in trace.events} & assigned) for trace in assignment.heap_simulator_traces]
             most = max(shared, default=0)
             events = assignment.heap_simulator_traces[shared.index(most)].events if most else ()
             found, groups = replayed(events, {i: b.size for i, b in logical.items()})
-            # Of several heaps in HBM (none was seen) the largest.
+            # If HBM has several heaps (which was never seen), the largest counts.
             levels = max(levels, found, key=lambda one: max(one, default=0))
             if not groups:  # an allocation without a heap is one buffer, live all the time
                 live += allocation.size
@@ -110,7 +110,7 @@ def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
                 buffers += _described(program, logical, group, logical[group[0]].size)
     buffers.sort(key=lambda b: (-b.hbm_bytes, b.instruction))
     held = arguments + outputs + constants + live
-    # The live bytes along the schedule, at most `STRETCHES` of them: of each stretch its largest.
+    # The live bytes along the schedule: the largest value in each of at most `STRETCHES` stretches.
     length = -(-len(levels) // STRETCHES) or 1
     stretches = (range(at, min(at + length, len(levels))) for at in range(0, len(levels), length))
     tops = [max(stretch, key=levels.__getitem__) for stretch in stretches]
@@ -128,8 +128,8 @@ def read_assignment(hlo_proto: bytes) -> dict[str, Any] | None:
 
 
 def replayed(events: Any, sizes: dict[int, int]) -> tuple[list[int], list[list[int]]]:
-    """A heap's trace replayed: the bytes that are live after each event, and, of when most are, groups of live
-    buffers: each shares one place, its owner first."""
+    """Replay a heap's trace. Returns the live bytes after each event, and the buffers that are live at the peak, in
+    groups that share one place, its owner first."""
     owner: dict[int, int] = {}
     users: dict[int, int] = {}
     members: dict[int, list[int]] = {}
@@ -163,7 +163,7 @@ def replayed(events: Any, sizes: dict[int, int]) -> tuple[list[int], list[list[i
 
 
 def _described(program: "HloProgram", logical: dict[int, Any], ids: list[int], size: int) -> list[Buffer]:
-    """The buffer of a group that shares one place, told by the first of its operations that has a line in the model."""
+    """The buffer of a group that shares one place, described by its first operation with a line in the model."""
     candidates: list[tuple[Instruction, Any, Shape, Instruction]] = []
     for buffer_id in ids:
         location = logical[buffer_id].defined_at if buffer_id in logical else None
@@ -176,7 +176,7 @@ def _described(program: "HloProgram", logical: dict[int, Any], ids: list[int], s
     if not candidates:
         return []
     telling = [c for c in candidates if program.source(c[3])] or candidates
-    # A buffer that a loop fills is told by what is stored in it rather than by the operation that reserved it.
+    # A buffer that a loop fills is described by the stored value, rather than by the operation that reserved it.
     stored = [c for c in telling if c[3] is not c[0]] or telling
     instruction, written, shape, value = stored[0]
     return [
@@ -195,12 +195,12 @@ def _described(program: "HloProgram", logical: dict[int, Any], ids: list[int], s
 _PASSING = frozenset(
     {"bitcast", "bitcast-convert", "broadcast", "convert", "copy", "parameter", "reshape", "transpose"}
 )
-"""Opcodes that hand a value on: whose value it is, their operand says."""
+"""Opcodes that pass a value on. The origin of the value is their operand."""
 
 
 def saved_value(program: "HloProgram", instruction: "Instruction", shape_index: Any = ()) -> "Instruction":
-    """What an in-place update stores (the value a scan keeps for its backward pass), which stands on the line that
-    made it and not on the scan's; or `instruction` itself."""
+    """The value that an in-place update stores (which a scan keeps for its backward pass). Its source line is where it
+    was computed, not the line of the scan. For other operations, `instruction` itself."""
     fused, value = None, instruction
     if instruction.opcode == "fusion":
         fused = instruction
@@ -242,37 +242,37 @@ _TOTALS = (
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """The memory of one device's program, bytes; None where the compiler did not tell."""
+    """The memory of one device's program, in bytes; None where the compiler did not state it."""
 
     fits: bool
     required_bytes: Count
-    """What the compiler compares with the capacity: arguments, temporaries with their fragmentation, constants,
+    """Bytes that the compiler compares with the capacity: arguments, temporaries with their fragmentation, constants,
     outputs."""
     capacity_bytes: Count
     argument_bytes: Count | None = None
     output_bytes: Count | None = None
-    """Outputs with a place of their own, not those that overwrite donated arguments."""
+    """Outputs with their own place, without those that overwrite donated arguments."""
     alias_bytes: Count | None = None
-    """Part of the arguments that outputs overwrite."""
+    """The part of the arguments that outputs overwrite."""
     temporary_bytes: Count | None = None
     """The heap of temporaries, fragmentation included."""
     program_bytes: Count | None = None
-    """The machine code, which comes on top of `required_bytes`."""
+    """The machine code, which is not part of `required_bytes`."""
     peak_bytes: Count | None = None
-    """Arguments and the buffers live together when most are: `required_bytes` without fragmentation."""
+    """Arguments, and the buffers that are live at the peak: `required_bytes` without fragmentation."""
     largest: tuple[Buffer, ...] = ()
     largest_are: str = ""
-    """What `largest` holds: `LIVE_AT_PEAK`; "" where there is no buffer assignment."""
+    """What `largest` holds: `LIVE_AT_PEAK`; "" without a buffer assignment."""
     timeline: tuple[tuple[Amount, Count], ...] = ()
     """Bytes in use along the schedule: (share of its allocations and frees, bytes), the largest of each stretch; empty
-    where there is no buffer assignment."""
+    without a buffer assignment."""
     memory_space: str = "hbm"
-    """`hbm`, or the on-chip memory that a kernel's blocks did not fit (`vmem`): no batch size helps there."""
+    """`hbm`, or the on-chip memory (`vmem`) if a kernel's blocks do not fit into it. No batch size helps there."""
     notes: tuple[str, ...] = ()
 
     @property
     def headroom_bytes(self) -> int:
-        """Capacity left; negative: the overshoot."""
+        """Capacity that is left; negative if the step does not fit."""
         return self.capacity_bytes - self.required_bytes
 
     @property
@@ -281,7 +281,7 @@ class MemoryReport:
         return None if self.peak_bytes is None else max(0, self.required_bytes - self.peak_bytes)
 
     def by_kind(self) -> dict[str, int]:
-        """What `required_bytes` is made of, by kind; the kinds that the compiler did not tell are the rest."""
+        """The parts of `required_bytes` by kind. Kinds that the compiler did not state are in the rest."""
         known = {"arguments": self.argument_bytes, "outputs": self.output_bytes, "temporaries": self.temporary_bytes}
         kinds = {name: size for name, size in known.items() if size}
         rest = self.required_bytes - sum(kinds.values())
@@ -293,13 +293,13 @@ class MemoryReport:
 
 
 def read_memory(data: Any, origin: str | Path, remedy: str = "Plan again.") -> MemoryReport:
-    """From the JSON of a plan; `origin` is its file or its name, for errors."""
+    """Read the report from the JSON of a plan. `origin` is its file or its name, for errors."""
     return typed(data, MemoryReport, f"the memory of the plan {origin}", remedy)
 
 
 def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport | None:
-    """What a refusal for want of memory says; None if `message` is about something else. `hlo_proto` is a serialised
-    `HloProto` with a buffer assignment (`*.after_optimizations.hlo.pb` of ``--xla_dump_to``): exact bytes, and the
+    """The memory in a refusal for lack of memory; None if `message` is about something else. `hlo_proto`, a serialised
+    `HloProto` with a buffer assignment (`*.after_optimizations.hlo.pb` of ``--xla_dump_to``), adds exact bytes, and the
     buffers live at the peak."""
     found = next((match for pattern in _TOTALS if (match := pattern.search(message))), None)
     if found is None:
@@ -308,7 +308,7 @@ def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport 
     space = found.groupdict().get("space") or "hbm"
     assigned = read_assignment(hlo_proto) if hlo_proto is not None and space == "hbm" else None
     if assigned is not None:
-        # A figure further from it than its rounding counts more than buffers (machine code, what the system reserves).
+        # A larger difference than rounding means that the figure includes more than buffers (machine code, reserves).
         if abs(required - assigned["required_bytes"]) > ROUNDING_BYTES:
             assigned["required_bytes"] = required
         return MemoryReport(fits=False, capacity_bytes=capacity, largest_are=LIVE_AT_PEAK, **assigned)
@@ -317,11 +317,11 @@ def memory_of_oom(message: str, hlo_proto: bytes | None = None) -> MemoryReport 
 
 def memory_of_compiled(hlo_proto: bytes, capacity_bytes: int, program_bytes: int | None = None) -> MemoryReport:
     """The memory of a program that the compiler accepted. `hlo_proto` is as for `memory_of_oom`, `capacity_bytes` the
-    memory of one device, `program_bytes` the machine code, where it is made already.
+    memory of one device, `program_bytes` the machine code, if it is generated already.
 
-    `compiled.memory_analysis()` would say too much. libtpu 0.0.46 adds to its `temp_size_in_bytes` the part of the heap
-    that the assignment's own list of peak buffers does not name, and 32,704 bytes (three programs, to the byte). That
-    list misses what loops carry: 1B on v6e-32 reports 16,687,908,896 bytes for a heap of 11,311,530,016.
+    `compiled.memory_analysis()` would be too large. libtpu 0.0.46 adds to its `temp_size_in_bytes` the part of the heap
+    that the assignment's own list of peak buffers leaves out, and 32,704 bytes (three programs, to the byte). That list
+    leaves out the buffers that loops carry: 1B on v6e-32 reports 16,687,908,896 bytes for a heap of 11,311,530,016.
     """
     assigned = read_assignment(hlo_proto)
     if assigned is None:

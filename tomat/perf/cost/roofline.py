@@ -1,8 +1,8 @@
 """The least time a kernel can take on a chip: matrix units, memory, vector units and interconnect, each at its peak.
 
-The second of the cycle models (the first is the compiler's own estimate, the third its VLIW schedule). Work is counted
-as the chip does it: products padded to the matrix unit, arrays padded to their tiles; bytes only of buffers in HBM, and
-of what a slice or an update in place touches. The largest of the four is the time, and names what binds.
+This is the second of the cycle models (the first is the compiler's own estimate, the third its VLIW schedule). Work is
+counted as the chip does it: products padded to the matrix unit, arrays padded to their tiles. Only bytes of buffers in
+HBM count; for a slice or an update in place, only the bytes that it touches. The largest of the four is the time.
 
 An array in memory is cut into tiles of its layout, for 32-bit types (8, 128): 8 sublanes of 128 lanes, a vector
 register (https://openxla.org/xla/tiled_layout; https://cloud.google.com/tpu/docs/v6e says 128 lanes x 8 sublanes). A
@@ -37,7 +37,7 @@ def rounded_up(size: int, multiple: int) -> int:
 
 
 def padded_elements(shape: Any) -> int:
-    """Elements of an array's `ShapeProto`, dimensions rounded up to the tiles of its layout."""
+    """Elements of an array's `ShapeProto`, with dimensions rounded up to the tiles of its layout."""
     dims = [shape.dimensions[axis] for axis in reversed(shape.layout.minor_to_major)] or list(shape.dimensions)
     if shape.layout.tiles:
         tile = shape.layout.tiles[0].dimensions
@@ -65,13 +65,13 @@ class MatrixProduct:
     n: int
     k: int
     bits: int
-    """Of one element of the wider operand."""
+    """Bits of an element of the wider operand."""
     operands: Operand = "bf16"
 
     def padded_flops(self, side: int) -> float:
-        """What a systolic array of `side` x `side` goes through: the cheaper of holding either operand.
+        """Flops, padding included, on a systolic array of `side` x `side` that holds the cheaper of the two operands.
 
-        The held tile is `side` x `side`; rows stream in packed sublanes, and no fewer than `side` of them hide the
+        The held tile is `side` x `side`. Rows stream in packed sublanes. At least `side` rows are needed to hide the
         loading of the next tile, which takes as many.
         """
         rows = SUBLANES * max(1, 32 // self.bits)
@@ -85,9 +85,9 @@ class MatrixProduct:
 def matrix_products(program: HloProgram, instruction: Instruction) -> list[MatrixProduct]:
     """The products in a kernel.
 
-    XLA:TPU writes every product as a convolution; its windows carry what are no rows, columns or features. Along a
-    window dimension of size one every output position is a row. Where each output position meets one of many kernel
-    positions, the dimension is a batch if the input has one too, and more columns if the input is shared. Where it
+    XLA:TPU writes every product as a convolution. Dimensions other than rows, columns and features are in its windows.
+    Along a window dimension of size one, every output position is a row. If each output position meets one of many
+    kernel positions, the dimension is a batch if the input has it too, and more columns if the input is shared. If it
     meets several, they are summed.
     """
     products = []
@@ -119,21 +119,21 @@ def matrix_products(program: HloProgram, instruction: Instruction) -> list[Matri
 
 def mxu_seconds(products: list[MatrixProduct], chip: Chip) -> float:
     """Time of the products at a TPU's peak for their operands (`Chip.peak_of`), padding included. float32 operands
-    count as bf16, to which XLA's default precision rounds them."""
-    assert chip.mxu_shape is not None  # of every TPU
+    count as bf16, because XLA's default precision rounds them to it."""
+    assert chip.mxu_shape is not None  # true for every TPU
     return sum(product.padded_flops(chip.mxu_shape[0]) / chip.peak_of(product.operands) for product in products)
 
 
 VECTOR_SLOTS = 4
-"""Arithmetic instructions a TensorCore issues to its vector unit in a cycle, each on one register of 8 x 128 elements
-(https://jax-ml.github.io/scaling-book/tpus, appendix A)."""
+"""Arithmetic instructions that a TensorCore issues to its vector unit per cycle, each on one register of 8 x 128
+elements (https://jax-ml.github.io/scaling-book/tpus, appendix A)."""
 TRANSCENDENTAL_SLOTS = 1
 """The same for exponentials, logarithms and roots: the bundles of an LLO dump have one `EUP` slot."""
 
 
 @dataclass(frozen=True)
 class RooflineTime:
-    """Seconds of one execution, by what would bind if all else were free."""
+    """Seconds of one execution in each resource, as if all others were free."""
 
     mxu_seconds: float
     hbm_seconds: float
@@ -146,9 +146,9 @@ class RooflineTime:
 
 
 def roofline_seconds(program: HloProgram, instruction: Instruction, slice_: Slice) -> RooflineTime | None:
-    """The roofline of one execution of a kernel; None where HLO does not tell its work (Pallas calls)."""
+    """The roofline of one execution of a kernel; None if the HLO does not state its work (Pallas calls)."""
     chip = slice_.chip
-    assert chip.hbm_bytes_per_second is not None  # of every TPU
+    assert chip.hbm_bytes_per_second is not None  # true for every TPU
     if kernel_flops(program, instruction) is None:
         return None
     transfer = collective_seconds(program, instruction, slice_)
@@ -162,10 +162,10 @@ def roofline_seconds(program: HloProgram, instruction: Instruction, slice_: Slic
 
 
 def padded_hbm_bytes(program: HloProgram, instruction: Instruction) -> float:
-    """HBM traffic of one execution: that of `kernel_hbm_bytes`, which knows what slices touch but not tiles, scaled by
-    the padding of the kernel's arrays in HBM taken together."""
+    """HBM traffic of one execution, in bytes. `kernel_hbm_bytes` accounts for slices but not for tiles, so its result
+    is scaled by the total padding of the kernel's arrays in HBM."""
     if instruction.opcode == "async-start":
-        # Each of the operations that it wraps has its own padding.
+        # Each wrapped operation has its own padding.
         return sum(padded_hbm_bytes(program, i) for i in program.inner(instruction) if i is not instruction)
     moved = kernel_hbm_bytes(program, instruction)
     arrays = [instruction, *program.operands(instruction)]
@@ -175,8 +175,8 @@ def padded_hbm_bytes(program: HloProgram, instruction: Instruction) -> float:
 
 
 def vpu_seconds(program: HloProgram, instruction: Instruction, chip: Chip) -> float:
-    """Time of the elementwise operations and reductions, one instruction a register of 32-bit elements: a lower bound,
-    without conversions, moves between lanes, addresses and masks."""
+    """Time of the elementwise operations and reductions, with one instruction per register of 32-bit elements. It is a
+    lower bound, without conversions, moves between lanes, addresses and masks."""
     if chip.clock_hz is None or base_opcode(instruction.opcode) != instruction.opcode:
         return 0.0
     arithmetic = transcendental = 0.0

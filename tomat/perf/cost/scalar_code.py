@@ -1,9 +1,9 @@
-"""How often a region of a TPU program runs, read off the scalar instructions that decide it.
+"""Derives how often a region of a TPU program runs, from the scalar instructions that decide it.
 
-The final VLIW bundles of an op are in a form where every value is defined once (``%s46_s6 = sadd.s32 1, %s20004_s17``:
-value ``s46`` in register ``s6``), but for values spilled to scalar memory, which have several stores. From these
-definitions the trip count of a loop and the share of the iterations in which a predicated region runs follow, wherever
-they depend on loop counters, on indices of a kernel's grid or on prefetched operands alone.
+In the final VLIW bundles of an op, every value is defined once (``%s46_s6 = sadd.s32 1, %s20004_s17``: value ``s46`` in
+register ``s6``), except values spilled to scalar memory, which have several stores. These definitions give the trip
+count of a loop, and the share of iterations in which a predicated region runs, if they depend only on loop counters, on
+indices of a kernel's grid or on prefetched operands.
 """
 
 import itertools
@@ -21,7 +21,7 @@ _SPILLED = re.compile(r"#allocation\d+_spill")
 _GRID_INDEX = re.compile(r"iter bound = (\d+)")
 _PREFETCH = re.compile(r"= dma\.\w+_to_smem .*?/\*(?:vmem|hbm)=\*/%(s\d+)_.*?/\*smem=\*/(%s\d+|\[#allocation\d+\])")
 _PREFETCH_ONE = re.compile(r"= sst \[smem:(\[#allocation\d+\])\] %(s\d+)_")
-"""An operand of one element is stored there."""
+"""The store of a prefetched operand of one element."""
 _PREFETCHED = re.compile(r"#allocation(\d+)(?!\d|_spill)")
 _SCALAR_OPERAND = re.compile(r"\[shape: s32\[\], index: (\d+), kind: input")
 _ELEMENT = re.compile(r"#allocation\d+ \+ %s(\d+)_")
@@ -29,10 +29,10 @@ _COMMENT = re.compile(r"/\*.*?\*/")
 _VALUE = re.compile(r"%([sp]\d+)_")
 
 MAX_COMBINATIONS = 1 << 20
-"""Largest number of index combinations that are tried one by one to find a share."""
+"""Most index combinations that are tried one by one to find a share."""
 
 UNBOUNDED = (1 << 31) - 1
-"""What a dimension of a grid is written as that is an operand of the kernel."""
+"""Stands for a dimension of a grid that is an operand of the kernel."""
 
 _MASK = (1 << 32) - 1
 
@@ -70,14 +70,14 @@ _BINARY: dict[str, Callable[[int, int], int]] = {
 
 @dataclass(frozen=True)
 class Symbol:
-    """What a value depends on that the instructions leave open: `counter` of a loop, `grid` index, an element of a
-    prefetched `operand`, a `scalar` operand, or `unknown`; `index` is the loop's first bundle, the dimension of the
-    grid or the number of the operand."""
+    """A quantity that the instructions leave open and a value depends on: `counter` of a loop, `grid` index, an element
+    of a prefetched `operand`, a `scalar` operand, or `unknown`. `index` is the loop's first bundle, the dimension of
+    the grid, or the number of the operand."""
 
     kind: str
     index: int = -1
     start: int = 0
-    """First value of a counter; it advances by `step`. Of an operand: names the register that says which element."""
+    """First value of a counter, which advances by `step`. For an operand: the register that selects the element."""
     step: int = 1
 
 
@@ -96,9 +96,9 @@ class _Definition(NamedTuple):
 class _Store(NamedTuple):
     bundle: int
     name: str
-    """Of the value."""
+    """Name of the value."""
     loop: int = -1
-    """First bundle of the loop that carries it to its next iteration."""
+    """First bundle of the loop that carries the value to its next iteration."""
 
 
 @dataclass
@@ -108,7 +108,7 @@ class ScalarCode:
     loops: list[tuple[int, int]] = field(default_factory=list)
     """[first bundle, bundle after the last) of each loop."""
     regions: list[tuple[int, int]] = field(default_factory=list)
-    """The same of each predicated region."""
+    """[first bundle, bundle after the last) of each predicated region."""
     _definitions: dict[str, _Definition] = field(default_factory=dict)
     _stores: dict[str, list[_Store]] = field(default_factory=dict)
     _prefetches: list[tuple[str, str]] = field(default_factory=list)
@@ -134,7 +134,7 @@ class ScalarCode:
                 definition = self._definitions.get(destination[1:])
                 destination = definition.text if definition else ""
             allocation = _PREFETCHED.search(destination)
-            for _ in range(8):  # through the address arithmetic to the operand
+            for _ in range(8):  # follows the address arithmetic to the operand
                 definition = self._definitions.get(source)
                 if definition is None:
                     break
@@ -149,11 +149,11 @@ class ScalarCode:
         return found
 
     def expression(self, name: str, depth: int = 0) -> Expression:
-        """What `name` (such as ``p205``) is in terms of constants and symbols."""
+        """The value of `name` (such as ``p205``) in terms of constants and symbols."""
         if name not in self._known:
             if depth > 60:
                 return UNKNOWN
-            self._known[name] = UNKNOWN  # what depends on itself other than as a counter is not known
+            self._known[name] = UNKNOWN  # a value that depends on itself is unknown, unless it is a counter
             self._known[name] = self._expand(name, depth)
         return self._known[name]
 
@@ -177,9 +177,9 @@ class ScalarCode:
         text = _COMMENT.sub("", text).strip().rstrip(",")
         arguments = [a.strip() for a in re.split(r",\s*(?![^(]*\))", text) if a.strip()]
         if arguments and re.fullmatch(r"\(!?%p\d+_p\d+\)", arguments[0]):
-            arguments = arguments[1:]  # only computed where its region runs: it is used nowhere else
+            arguments = arguments[1:]  # computed only if its region runs, and not used elsewhere
         elif arguments and "(" in arguments[0]:
-            # `smov (%p, old), new`: `new` where the predicate holds, else `old`.
+            # `smov (%p, old), new`: `new` if the predicate holds, else `old`.
             match = re.fullmatch(r"\((!?)%(p\d+)_p\d+, (.+)\)", arguments[0])
             if match is None or len(arguments) != 2:
                 return UNKNOWN
@@ -209,13 +209,13 @@ class ScalarCode:
             return UNKNOWN
 
     def _counter(self, bundle: int, inputs: list[str], name: str, depth: int) -> Expression:
-        """A value that starts as `inputs[0]` and is advanced by a constant into `inputs[1]` on each iteration."""
+        """A counter that starts as `inputs[0]`, if each iteration advances it by a constant to `inputs[1]`."""
         start = self.expression(inputs[0], depth + 1)
         if not isinstance(start, int):
             return UNKNOWN
         known = self._known
         itself = Symbol("itself", bundle, len(known))
-        # Afresh, since what is found on the way is in terms of `itself` and holds nowhere else.
+        # `_known` is replaced meanwhile, because expressions found here contain `itself` and are not valid elsewhere.
         self._known = {k: v for k, v in known.items() if isinstance(v, Symbol) and v.kind == "itself"}
         self._known[name] = itself
         update = self.expression(inputs[1], depth + 1)
@@ -238,13 +238,13 @@ class ScalarCode:
             return UNKNOWN
         last = stored[0]
         if any(first <= last.bundle < end and not first <= bundle < end for first, end in self.regions):
-            return UNKNOWN  # stored in a region that may have been passed over
+            return UNKNOWN  # stored in a region that may have been skipped
         if len(stored) == 2:
             return self._counter(stored[1].loop, [last.name, stored[1].name], name, depth)
         return self.expression(last.name, depth + 1)
 
     def _stored(self, slot: str, bundle: int) -> list[_Store]:
-        """What a load from a slot may find: the last value stored before it, and where that is before a loop around the
+        """The stores that a load from a slot may see: the last one before it, and if that is before a loop around the
         load, the last one of an iteration."""
         stores = self._stores.get(slot, [])
         before = [store for store in stores if store.bundle < bundle]
@@ -259,12 +259,12 @@ class ScalarCode:
         return [last]
 
     def in_core(self, name: str) -> bool:
-        """Whether an address is one in VMEM."""
+        """Whether an address is in VMEM."""
         return name in self._definitions and self._definitions[name].operation.endswith(".vmem")
 
     def changed_share(self, predicate: str, grid: tuple[int, ...]) -> float | None:
-        """In which share of a grid's steps a block changes, where `predicate` asks whether it does: with the indices of
-        the grid that it depends on, and with those around them. None where it depends on anything else."""
+        """The share of a grid's steps in which a block changes, if `predicate` tests for that. It changes with the grid
+        indices on which it depends, and with those outside of them. None if it depends on anything else."""
         found, seen, open_ = set(), {predicate}, [predicate]
         while open_:
             definition = self._definitions.get(open_.pop())
@@ -295,8 +295,8 @@ class ScalarCode:
     def trip_count(
         self, first_bundle: int, predicate: str, negated: bool, known: tuple[Symbol, int] | None = None
     ) -> int | None:
-        """How often the loop at `first_bundle` runs, which jumps back while `predicate` (or not, if `negated`); `known`
-        is a symbol and its value."""
+        """How often the loop at `first_bundle` runs. It jumps back while `predicate` holds (or does not hold, if
+        `negated`). `known` is a symbol and its value."""
         condition = self._condition(predicate, negated)
         if known is not None:
             condition = _put(condition, *known)
@@ -306,7 +306,7 @@ class ScalarCode:
         (symbol,) = symbols
 
         def left(trips: int) -> bool:
-            """Whether the loop ends after that many iterations: the test stands at its end."""
+            """Whether the loop ends after so many iterations. The test is at the end of an iteration."""
             return not evaluate(condition, {symbol: symbol.start + (trips - 1) * symbol.step})
 
         most = 1
@@ -317,8 +317,8 @@ class ScalarCode:
         return bisect_left(range(most), True, lo=most // 2 + 1, key=left) if most > 1 else 1
 
     def scalar_trips(self, first_bundle: int, predicate: str, negated: bool) -> tuple[int, int, int] | None:
-        """How often a loop runs whose bound is a scalar operand of the kernel, as the grid of a Pallas kernel may be:
-        the number of the operand, the trips where it is 0, and those that each unit of it adds; None of other loops."""
+        """How often a loop runs if its bound is a scalar operand of the kernel, as for some grids of Pallas kernels:
+        the operand's number, the trips if it is 0, and the trips that each unit adds; None for other loops."""
         symbols = symbols_of(self._condition(predicate, negated))
         scalars = [symbol for symbol in symbols if symbol.kind == "scalar"]
         if len(scalars) != 1 or len(symbols) != 2:
@@ -330,8 +330,8 @@ class ScalarCode:
         return (scalars[0].index, one - slope, slope) if five == one + 4 * slope else None
 
     def entered_for(self, predicate: str, negated: bool) -> tuple[int, ...] | None:
-        """For which of the values 0 to 3 of one element of a prefetched operand, a block of a mask, a predicate holds;
-        None where it does not depend on that alone."""
+        """The values, from 0 to 3, of one element of a prefetched operand (a block of a mask) for which a predicate
+        holds; None if it depends on anything else."""
         condition = self._condition(predicate, negated)
         symbols = symbols_of(condition)
         if len(symbols) != 1 or symbols[0].kind != "operand":
@@ -346,10 +346,10 @@ class ScalarCode:
         grid: tuple[int, ...],
         given: tuple[tuple[str, bool], ...] = (),
     ) -> tuple[float | None, int | None]:
-        """In which share of the cases a predicate (or its negation) holds, None where it depends on data or is beyond
-        this reader; and the number of the prefetched operand that it depends on, the last of several, None for none.
+        """The share of cases in which a predicate (or its negation) holds, None if it depends on data or cannot be
+        derived here; and the number of the prefetched operand on which it depends (the last of several), or None.
 
-        `given` are (predicate, negated) of the regions around: only cases in which these hold are counted.
+        `given` holds (predicate, negated) of the regions around. Only cases in which these hold are counted.
         """
         condition = self._condition(predicate, negated)
         symbols = symbols_of(condition)
@@ -403,7 +403,7 @@ def _folded(expression: tuple) -> Expression:
 
 
 def evaluate(expression: Expression, values: Mapping[Symbol, int]) -> int:
-    """An expression's value, 32 bits with sign, with the symbols as given."""
+    """The value of an expression, as a signed 32-bit integer, for given values of the symbols."""
     if isinstance(expression, int):
         return expression
     if isinstance(expression, Symbol):

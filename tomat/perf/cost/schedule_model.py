@@ -1,10 +1,10 @@
 """Seconds of a TPU kernel from the compiler's own schedule: bundles x how often each region runs.
 
-A bundle takes one cycle. The compiler spaces the products on a matrix unit as far apart as the unit needs, so that its
-occupancy is in the count already: no region of the reference 200M and 1B steps has more `mxu_cycles` than bundles, and
-the densest has 98 % as many. What the count leaves out is waiting, above all for HBM: bundles of those steps come to
-0.25 of XLA's `estimated_cycles` in matmuls, 0.19 in normalisation and rotary and 0.07 in copies. The copies between HBM
-and the core that the bundles start are counted here, and `chip_model.py` says how long the two take together.
+A bundle takes one cycle. The compiler spaces the products on a matrix unit as far apart as the unit needs, so the count
+already includes the unit's occupancy: no region of the reference 200M and 1B steps has more `mxu_cycles` than bundles,
+and the densest has 98 % as many. The count leaves out waiting, above all for HBM: bundles of those steps are 0.25 of
+XLA's `estimated_cycles` in matmuls, 0.19 in normalisation and rotary and 0.07 in copies. The copies between HBM and the
+core that the bundles start are counted here. `chip_model.py` says how long bundles and copies take together.
 """
 
 import math
@@ -17,20 +17,19 @@ from tomat.perf.profile.hlo import HloProgram, Instruction
 from tomat.perf.profile.hlo_kernels import constant_values, origin
 
 UNCOUNTED_LOOP_SHARE = 0.01
-"""Above this share of an op's executed bundles in loops of unknown trip count (counted once) no time is given."""
+"""No time is given if a larger share of an op's executed bundles is in loops of unknown trip count (counted once)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleTime(KernelWork):
-    """What an op's schedule says about one execution of it."""
+    """The work of one execution of an op, from its schedule."""
 
     active_share: float | None
     """Splash kernels: share of the grid's steps whose block the mask does not empty."""
     assumed_bundle_share: float
-    """Share of the executed bundles in predicated regions that were taken to be entered, for want of knowing better."""
+    """Share of the executed bundles in predicated regions that are only assumed to be entered."""
     mask_found: bool = True
-    """False for a splash kernel whose mask is no constant that could be found: every block is counted, an upper
-    bound."""
+    """False for a splash kernel whose mask was not found as a constant. Every block then counts: an upper bound."""
 
 
 def schedule_time(
@@ -38,9 +37,9 @@ def schedule_time(
 ) -> ScheduleTime | None:
     """One execution of `instruction` by its schedule; None if the trip count of a loop that matters is unknown.
 
-    Predicated regions that depend on a loop counter or a grid index alone count in their share of the iterations, those
-    of a splash kernel that depend on its mask in the share of its active blocks, all others (the remainders of dynamic
-    slices, what depends on data) as entered each time.
+    Predicated regions that depend only on loop counters or grid indices count for their share of the iterations. Those
+    of a splash kernel that depend on its mask count for the share of active blocks. All others (remainders of dynamic
+    slices, regions that depend on data) count as entered each time.
     """
     trips = scalar_trips(program, instruction, schedule)
     shares = entered_shares(program, instruction, schedule)
@@ -54,7 +53,7 @@ def schedule_time(
             return trips[region.first_bundle]
         return shares.get(id(region), active if region.operand is not None else None)
 
-    # Identities of regions of which it is not known how often they run, and of all in them.
+    # Identities of the regions that run an unknown number of times, and of all regions in them.
     uncounted: dict[str, set[int]] = {"loop": set(), "branch": set()}
     for region in schedule.body.walk():
         if region.executions is None and region.kind in uncounted and executions(region) is None:
@@ -84,8 +83,8 @@ def schedule_time(
 
 
 def scalar_trips(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> dict[int, float]:
-    """Loop (its first bundle) -> trips, of the loops whose bound is a scalar operand that is a constant of the program:
-    the grid of a kernel that goes through the active blocks of its mask alone (tokamax's splash attention)."""
+    """Loop (its first bundle) -> trips, for loops whose bound is a scalar operand that is a constant of the program,
+    such as the grid of a kernel that visits only the active blocks of its mask (tokamax's splash attention)."""
     operands = program.operands(instruction)
     found = {}
     for region in schedule.body.walk():
@@ -98,16 +97,16 @@ def scalar_trips(program: HloProgram, instruction: Instruction, schedule: OpSche
 
 
 def entered_shares(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> dict[int, float]:
-    """Branch (its identity) -> in which share of the blocks of a mask it is entered, of those in which the branches
-    around it are; of the branches that a block's value alone decides, where the mask is a constant of the program.
+    """Branch (its identity) -> the share of mask blocks in which it is entered, out of those in which the branches
+    around it are. Covers branches that only a block's value decides, if the mask is a constant of the program.
 
-    tokamax's backward pass has a branch for whole blocks and one for those on the diagonal, each with all the products.
+    tokamax's backward pass has a branch for whole blocks and one for blocks on the diagonal, each with all products.
     """
     operands = program.operands(instruction)
     found: dict[int, float] = {}
 
     def walk(region: Region, around: tuple[bool, ...]) -> None:
-        """`around`: of each block, whether the region is entered; empty where no mask has decided."""
+        """`around` says for each block whether the region is entered; empty if no mask has decided yet."""
         if region.entered_for is not None and region.operand is not None and region.operand < len(operands):
             values = constant_integers(program, operands[region.operand])
             if values:
@@ -124,12 +123,12 @@ def entered_shares(program: HloProgram, instruction: Instruction, schedule: OpSc
 
 
 def mask_blocks(program: HloProgram, instruction: Instruction, schedule: OpSchedule) -> list[int] | None:
-    """For each block of a splash kernel's grid whether its mask leaves something to do there; None for other kernels.
-    It is prefetched operand 1 (`block_mask`: 0 for a block that the mask empties, 1 partly masked, 2 full; JAX's
-    `splash_attention_mask_info.MaskInfo`), a constant of the program for causal and local masks. Empty where it is not
-    found: every step then counts as active, which `ScheduleTime.mask_found` says."""
+    """For each block of a splash kernel's grid, what its mask leaves to do there; None for other kernels. It is the
+    prefetched operand that decides regions (`block_mask`: 0 for a block that the mask empties, 1 partly masked, 2 full;
+    JAX's `splash_attention_mask_info.MaskInfo`), a constant of the program for causal and local masks. Empty if it is
+    not found; every step then counts as active, and `ScheduleTime.mask_found` is False."""
     deciding = [region.operand for region in schedule.body.walk() if region.operand is not None]
-    # The kernels of JAX's splash attention are named so.
+    # Kernels of JAX's splash attention have `splash_m` in their name.
     if not deciding or instruction.custom_call_target != "tpu_custom_call" or "splash_m" not in instruction.op_name:
         return None
     operands = program.operands(instruction)
@@ -137,8 +136,8 @@ def mask_blocks(program: HloProgram, instruction: Instruction, schedule: OpSched
 
 
 def constant_integers(program: HloProgram, instruction: Instruction) -> list[int] | None:
-    """The values of an integer array that is a constant of the program, followed through copies and through loops, one
-    inside another, that hand it on unchanged; None where it is computed."""
+    """The values of an integer array that is a constant of the program, also behind copies and nested loops that pass
+    it on unchanged; None if it is computed."""
     found = origin(program, instruction)
     if found[0].opcode == "broadcast" and not found[1]:
         values = constant_values(origin(program, program.operands(found[0])[0]))
@@ -149,9 +148,9 @@ def constant_integers(program: HloProgram, instruction: Instruction) -> list[int
 def matched_schedules(program: HloProgram, schedules: Mapping[str, OpSchedule]) -> dict[str, OpSchedule]:
     """The schedule of each instruction of `program` that has one, by name.
 
-    libtpu compiles what occurs more than once (the two halves of a windowed einsum, the recomputed forward of a
-    checkpointed layer) once: an instruction without a schedule of its own has that of an equal one, with the same
-    opcode, operand and result layouts, backend estimate and computation.
+    libtpu compiles equal instructions only once (the two halves of a windowed einsum, the recomputed forward of a
+    checkpointed layer). An instruction without its own schedule gets that of an equal one, with the same opcode,
+    operand and result layouts, backend estimate and computation.
     """
     by_key: dict[tuple, OpSchedule] = {}
     waiting: list[tuple[str, tuple]] = []
@@ -170,7 +169,7 @@ def matched_schedules(program: HloProgram, schedules: Mapping[str, OpSchedule]) 
 
 
 def _key(program: HloProgram, instruction: Instruction) -> tuple:
-    """What two instructions with the same code have in common."""
+    """A key that two instructions with the same code share."""
 
     def shape(i: Instruction) -> tuple:
         return tuple(

@@ -27,7 +27,7 @@ def origin(
     element of `instruction` that is asked for.
 
     If a loop's body returns an element of its tuple unchanged, also through inner loops, the origin is before the loop.
-    Otherwise it is the loop's parameter, or the loop. The parameter of one of `open_loops` (instruction ids) ends all.
+    Otherwise it is the loop's parameter, or the loop. In the body of one of `open_loops` (ids) it is the parameter.
     """
     while True:
         operands = program.operands(instruction)

@@ -156,7 +156,8 @@ def decode_speculative(
     """The bins and values of `decode_autoregressive`, by passes over whole patches instead of single voxels. The first
     pass reads no bins, and each later pass reads the bins of the pass before. When a pass changes no bin, every voxel
     has the bin that is chosen after the voxels before it. Each pass makes at least one more voxel final (Song et al.
-    2021, arXiv:2002.03629); with a decoder that reads the atoms it is 40 to 90 (`docs/tracking/prediction-demo.md`)."""
+    2021, arXiv:2002.03629); with a decoder that reads the atoms it is 40 to 90
+    (`docs/tracking/archive/prediction-demo-before.md`)."""
     model = policy.cast_to_compute(model)
     with hax.axis_mapping(axis_mapping or {}):
         empty, places, read = whole_passes(model, batch, tables, len(values), n_voxels, BLOCK_VOXELS)

@@ -1,12 +1,12 @@
 """Transformers on the electron densities of crystals, with every cycle of a training step accounted for.
 
-`import tomat` offers what the first of its names needs: nothing is imported before one of them is used.
+`import tomat` offers these names. The module behind a name is imported when the name is first used.
 
-- `load()`, `load(run)`: the predictor of the model in the package; of a run, or of a folder that `tomat export` or
-  `tomat compress` wrote. Its `predict(x)` takes a file, pymatgen's structure, ASE's atoms or a dict.
-- `open_density(path)`: a file of a density, read as a `DensityGrid`.
+- `load()`: the predictor of the packaged model. `load(run)`: that of a run, or of a folder that `tomat export` or
+  `tomat compress` wrote. `predict(x)` of a predictor takes a file, a pymatgen structure, ASE atoms or a dict.
+- `open_density(path)`: reads a density file as a `DensityGrid`.
 - `Promolecule`: a sum of atoms, fitted to densities.
-- `plan(config, slice)`: what a training step takes on a slice that is not there.
+- `plan(config, slice)`: the time and memory of a training step on a slice, predicted without the slice.
 - `profile(path)`: where the time of a step went, from a trace, a run or a compiled program.
 - `mfu(config, slice, step_seconds)`, `mfu(run)`: the utilisation of the chips, by every convention.
 """

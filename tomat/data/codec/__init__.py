@@ -1,1 +1,1 @@
-"""Densities as ids and back: Lloyd-Max bins, two tokens a voxel, fractional coordinates."""
+"""Densities as ids and back: Lloyd-Max bins, bins relative to the sum of atoms, two tokens per voxel."""

@@ -17,15 +17,15 @@ UNITS = (UNIT_E_PER_A3, UNIT_RHO_TIMES_VOLUME)
 CODEC_FORMAT_VERSION = 1
 MANTISSA_BITS = 13
 SHIFT = 23 - MANTISSA_BITS
-"""Bits of a float32 that name no fine bin (`histogram.py`)."""
+"""Number of low bits of a float32 that its fine bin ignores (`histogram.py`)."""
 
 Decoder = Literal["median", "mean"]
 DECODERS: tuple[Decoder, ...] = ("median", "mean")
 
 
 class DensityCodec(Protocol):
-    """Turns densities into ids 0 to n_density_tokens - 1, and ids into densities: those in `unit`, or of a relative
-    codec (`relative.py`) ratios. `CellCodec` takes and gives e/Å³ whatever the codec."""
+    """Turns densities in `unit` into ids 0 to n_density_tokens - 1, and ids back. A relative codec (`relative.py`)
+    takes and gives ratios instead of densities. `CellCodec` takes and gives e/Å³ with every codec."""
 
     tokens_per_voxel: ClassVar[int]
 
@@ -37,8 +37,8 @@ class DensityCodec(Protocol):
 
     @property
     def fitted_range(self) -> tuple[float, float]:
-        """Smallest density above zero, and largest, that ids stand for, in `unit`. What lies outside, zero apart, takes
-        the first or the last id; a smallest of 0 says that it is not known."""
+        """Smallest density above zero and largest density that ids stand for, in `unit`. A density outside this range,
+        except zero, takes the id at that end. A smallest density of 0 means that it is not known."""
         ...
 
     @property

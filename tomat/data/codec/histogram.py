@@ -1,7 +1,7 @@
-"""A fine histogram of densities, counted voxel by voxel, from which codecs are fitted.
+"""A fine histogram of densities, counted voxel by voxel. Codecs are fitted from it.
 
-The bits of a non-negative float32, read as an integer, grow with its value, so that the upper bits name bins, 2^13 an
-octave, 1.2e-4 of the value wide or less. Beside the count a bin keeps the sum of its densities, so means are exact.
+The bits of a non-negative float32, read as an integer, grow with its value. So the upper bits number the bins: 2^13 per
+octave, each at most 1.2e-4 of its value wide. A bin keeps its count and the sum of its densities, so means are exact.
 """
 
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ from tomat.data.density.grid import DensityGrid
 N_FINE_BINS = 0x7F800000 >> SHIFT
 """Fine bins of all finite, non-negative float32."""
 FIRST_NORMAL_BIN = 0x00800000 >> SHIFT
-"""Bin of 1.2e-38, the smallest normal float32. What lies below counts as zero, as XLA treats it on CPU and TPU."""
+"""Bin of 1.2e-38, the smallest normal float32. Smaller values count as zero, as XLA treats them on CPU and TPU."""
 
 HISTOGRAM_FORMAT_VERSION = 1
 
 _CHUNK_VOXELS = 1 << 16
-"""The bins and a chunk of this size stay in the second-level cache: 500 M voxels/s on one core, 90 M/s for 1.5 M."""
+"""The bins and a chunk of this size stay in the L2 cache: 500 M voxels/s on one core, 90 M/s with chunks of 1.5 M."""
 
 
 def fine_bin_edges(bins: np.ndarray) -> np.ndarray:
@@ -44,7 +44,7 @@ class DensityHistogram:
     sums: np.ndarray = field(default_factory=lambda: np.zeros(N_FINE_BINS, dtype=np.float64))
     max_density: float = 0.0
     material_ids: set[str] = field(default_factory=set)
-    """Names of the materials counted, as far as they were given: what a count that was stopped need not count again."""
+    """Names of the materials counted, as far as names were given. A continued count skips these materials."""
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The histogram")
@@ -54,8 +54,8 @@ class DensityHistogram:
         return self.n_zero + int(self.counts.sum())
 
     def add(self, rho: np.ndarray, material_id: str = "", weights: np.ndarray | None = None) -> None:
-        """Count every voxel of a density, float32 [...] in `unit`, or none; an empty name is not kept. With `weights`,
-        whole numbers of the same shape, a voxel counts that many times."""
+        """Count every voxel of a density, float32 [...] in `unit`. If a value is refused, none is counted. An empty
+        name is not kept. With `weights`, whole numbers of the same shape, a voxel counts that many times."""
         values = np.ascontiguousarray(rho, dtype=np.float32).reshape(-1)
         if material_id in self.material_ids:
             raise TomatError(f"Material {material_id} is counted already; count each material once.")
@@ -105,7 +105,7 @@ class DensityHistogram:
         self.material_ids |= other.material_ids
 
     def to_bytes(self) -> bytes:
-        """The bins that are not empty, as an `.npz` file has them."""
+        """The non-empty bins as the content of an `.npz` file."""
         filled = np.flatnonzero(self.counts)
         file = BytesIO()
         np.savez_compressed(
@@ -139,7 +139,7 @@ class DensityHistogram:
             return histogram
 
     def _fill(self, bins: np.ndarray, counts: np.ndarray, sums: np.ndarray) -> None:
-        """Take what a file holds of the bins; refused where no densities fill them so."""
+        """Take the bins of a file. Refuses bins that no set of densities can give."""
         parts = (bins, counts, sums)
         if any(part.ndim != 1 or len(part) != len(bins) for part in parts):
             raise ValueError(f"bins, counts and sums have the shapes {[part.shape for part in parts]}")

@@ -1,6 +1,6 @@
-"""The Lloyd-Max codec ("LMQ"): one token a voxel, bins where the densities are. Bin 0 is exact zero; each other runs
-from an edge up to, not including, the next one, the last without end, and keeps two reconstructions: its median, best
-for absolute error, and its mean, best for squared error."""
+"""The Lloyd-Max codec ("LMQ"): one token per voxel, bins where the densities are. Bin 0 is exact zero. Every other bin
+runs from its edge up to, but not including, the next edge; the last bin has no upper end. A bin has two
+reconstructions: its median, best for absolute error, and its mean, best for squared error."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ Objective = Literal["absolute", "squared"]
 OBJECTIVES: tuple[Objective, ...] = ("absolute", "squared")
 
 TABLES = ("edges", "medians", "means")
-"""What decides ids and densities."""
+"""The tables that decide ids and densities."""
 
 _CHUNK_VOXELS = 1 << 16
-"""Voxels encoded at a time, so that what is in between stays in the second-level cache."""
+"""Voxels encoded at a time, so that intermediate arrays stay in the L2 cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +80,8 @@ class LloydMaxCodec:
 
     @cached_property
     def _lookup(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Bin at the start of each fine cell of float32 bits, edges as bits, and how many edges a cell holds at most:
-        none of a fitted codec, whose edges lie on those of cells; each of another one needs one more comparison."""
+        """Bin at the start of each fine cell of float32 bits, edges as bits, and the most edges inside one cell. A
+        fitted codec has none inside: its edges are edges of cells. Each edge inside costs one more comparison."""
         edge_bits = self.edges.view(np.int32).astype(np.int64)
         n_cells = (int(edge_bits[-1]) >> SHIFT) + 2
         cell_starts = np.arange(n_cells, dtype=np.int64) << SHIFT
@@ -92,8 +92,8 @@ class LloydMaxCodec:
         return first.astype(np.uint16), bits, int((last - first).max())
 
     def encode(self, rho: np.ndarray) -> np.ndarray:
-        """Bin of each density, float32 [...] in `unit`: `np.searchsorted(edges, rho, side="right")` by the bits of the
-        float32, uint16 [...]; 0 of negative values. NaN is the caller's to exclude."""
+        """Bin of each density, float32 [...] in `unit`, as uint16 [...]: `np.searchsorted(edges, rho, side="right")`,
+        computed from the bits of the float32. Negative values get 0. The caller must exclude NaN."""
         values = np.asarray(rho, dtype=np.float32)
         bits = np.ascontiguousarray(values).reshape(-1).view(np.int32)
         table, edge_bits, corrections = self._lookup

@@ -16,17 +16,17 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
 
 WEIGHT_STEP_E_PER_A3 = 1e-6
-"""A voxel weighs its scale, in whole steps of this, so that weights add up exactly: at least 10,000 each."""
+"""A voxel's weight is its scale in whole steps of this, so that weights add up exactly: 10,000 or more by default."""
 
 
 @dataclass(eq=False)
 class RatioHistogram:
-    """Ratios of densities to their promolecule, each weighing its voxel's scale: so what a fit minimises, and its floor
-    says, is the error of the density. Grows with `add_grid` and `merge`."""
+    """Ratios of densities to their promolecule, each weighted by its voxel's scale, so that a fit minimises the error
+    of the density and its floor is of the density. Grows with `add_grid` and `merge`."""
 
     promolecule: Promolecule
     offset_e_per_a3: float = OFFSET_E_PER_A3
-    # A ratio has no unit; the histograms' is never asked for.
+    # A ratio has no unit; the unit of these histograms is never read.
     weights: DensityHistogram = field(default_factory=DensityHistogram)
     voxels: DensityHistogram = field(default_factory=DensityHistogram)
     density_sum: float = 0.0
@@ -44,7 +44,7 @@ class RatioHistogram:
         return self.voxels.n_voxels
 
     def add_grid(self, grid: DensityGrid, material_id: str = "") -> None:
-        """Count every voxel of a density; one with an element that the promolecule has not is refused."""
+        """Count every voxel of a density. Refuses a density with an element that the promolecule lacks."""
         scale = grid_scale(self.promolecule, self.offset_e_per_a3, grid)
         found = ratios(grid.rho, scale, self.offset_e_per_a3)
         self.voxels.add(found, material_id)
@@ -63,7 +63,7 @@ class RatioHistogram:
         return f"{self.promolecule.sha256} {self.offset_e_per_a3!r}"
 
     def to_bytes(self) -> bytes:
-        """As an `.npz` file with its checksum; the promolecule is in it by its hash."""
+        """The content of an `.npz` file with a checksum. It names the promolecule by its hash."""
         parts = {name: getattr(self, name).to_bytes() for name in ("weights", "voxels")}
         return pack_arrays(
             {name: np.frombuffer(content, np.uint8) for name, content in parts.items()}
@@ -74,7 +74,7 @@ class RatioHistogram:
     def from_bytes(
         cls, content: bytes, source: str, promolecule: Promolecule, offset_e_per_a3: float, remedy: str
     ) -> Self:
-        """What `to_bytes` gave; ratios to another promolecule, or with another offset, are refused."""
+        """Read what `to_bytes` gave. Refuses ratios to another promolecule or with another offset."""
         arrays = unpack_arrays(content, source, "a histogram of ratios to a promolecule", remedy)
         empty = cls(promolecule, offset_e_per_a3)
         if str(arrays.get("relative_to")) != empty._relative_to:
@@ -87,12 +87,12 @@ class RatioHistogram:
 def fit_codec(
     histogram: DensityHistogram | RatioHistogram, n_bins: int = 16_384, objective: Objective = "absolute"
 ) -> LloydMaxCodec:
-    """Fit bins and reconstructions to all the voxels of a histogram, for both objectives, whose floors belong side by
-    side; the codec is of the one asked for, and of ratios a `RelativeCodec`. Floor: NMAE of the densities when each is
-    replaced by its reconstruction.
+    """Fit bins and reconstructions to all the voxels of a histogram. Both objectives are fitted, so that their floors
+    can be compared; the codec is for the one asked for. Ratios give a `RelativeCodec`. Floor: NMAE of the densities
+    when each is replaced by its reconstruction.
 
-    Of densities bin 0 is that of zero. Of ratios the bin of u = 1 stands for 1 exactly, so that a voxel of which
-    nothing is known but the atoms comes back as their sum, and vacuum as vacuum.
+    For densities, bin 0 stands for zero. For ratios, the bin of u = 1 stands for exactly 1, so a voxel about which only
+    the atoms are known comes back as their sum, and vacuum as vacuum.
     """
     if objective not in OBJECTIVES:
         raise TomatError(f"There is no objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")

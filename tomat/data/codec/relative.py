@@ -1,8 +1,8 @@
 """A Lloyd-Max codec relative to the sum of atoms: one token a voxel, bins of the ratio of density to promolecule.
 
-A density rho at a voxel where the promolecule is rho_0 has the value u = (rho + e) / (rho_0 + e), e the codec's
-`offset_e_per_a3`. Values of bins differ in density by the voxel's scale: rho_b - rho_t = (rho_0 + e) (u_b - u_t). So a
-table of values and one number a voxel give every density, and far from all atoms u = 1 is the promolecule itself.
+A density rho at a voxel where the promolecule is rho_0 has the value u = (rho + e) / (rho_0 + e), where e is the
+codec's `offset_e_per_a3`. Two values differ in density by the voxel's scale: rho_b - rho_t = (rho_0 + e) (u_b - u_t).
+So a table of values and one number per voxel give every density. Far from all atoms too, u = 1 is the promolecule.
 """
 
 import json
@@ -21,19 +21,19 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.promolecule import Promolecule
 
 OFFSET_E_PER_A3 = 0.01
-"""Below it differences cost NMAE nothing; without it ratios of a tail to nothing would take half of the bins."""
+"""Differences below it hardly count in NMAE. Without it, ratios of tails to almost zero would take half of the bins."""
 
 UNIT_RATIO = "ratio_to_sum_of_atoms"
-"""Of values whose voxels' scales are not at hand."""
+"""Unit of decoded values when the scales of their voxels are not at hand."""
 
 _SCALES: "WeakKeyDictionary[DensityGrid, tuple[str, np.ndarray]]" = WeakKeyDictionary()
-"""Of each density in memory the last scale asked for: it is counted, and its rows are made in several chunks."""
+"""The last scale of each density in memory, since its count and each chunk of its rows ask for the same scale."""
 
 
 @dataclass(frozen=True, eq=False)
 class RelativeCodec(LloydMaxCodec):
-    """Bins of the ratio u; made by `fit_codec` (`ratios.py`). `encode` and `decode` take and give u, `cell_codec`
-    has the densities. Edges, medians, means and the fitted range are of u, and no bin is zero's, which no voxel has."""
+    """Bins of the ratio u; made by `fit_codec` (`ratios.py`). `encode` and `decode` work on u, `cell_codec` on
+    densities. Edges, medians, means and the fitted range are values of u. No bin is for u = 0, which no voxel has."""
 
     promolecule: Promolecule = field(kw_only=True)
     offset_e_per_a3: float = field(default=OFFSET_E_PER_A3, kw_only=True)
@@ -49,7 +49,7 @@ class RelativeCodec(LloydMaxCodec):
             raise TomatError("A relative codec's first value is 0; expected ratios above 0.")
 
     def scale(self, crystal: Crystal, grid_shape: tuple[int, int, int]) -> np.ndarray:
-        """Promolecule + offset on a grid, float32 [nx, ny, nz], e/Å³: what a value of 1 more adds to the density."""
+        """Promolecule + offset on a grid, float32 [nx, ny, nz], e/Å³: how much 1 more in u adds to the density."""
         return scale_of(self.promolecule, self.offset_e_per_a3, crystal, grid_shape)
 
     @property
@@ -84,12 +84,12 @@ def check_offset(offset_e_per_a3: float) -> None:
 def scale_of(
     promolecule: Promolecule, offset_e_per_a3: float, crystal: Crystal, grid_shape: tuple[int, int, int]
 ) -> np.ndarray:
-    """As `RelativeCodec.scale`, before there is a codec."""
+    """`RelativeCodec.scale`, before there is a codec."""
     return promolecule.density(crystal, grid_shape) + np.float32(offset_e_per_a3)
 
 
 def grid_scale(promolecule: Promolecule, offset_e_per_a3: float, grid: DensityGrid) -> np.ndarray:
-    """The same on the grid of a density, of which the structure alone is read; kept as long as the density is."""
+    """`scale_of` on the grid of a density, from its structure alone. The scale is kept as long as the density."""
     key = f"{promolecule.sha256} {offset_e_per_a3!r}"
     of, scale = _SCALES.get(grid, ("", None))
     if scale is None or of != key:
@@ -112,7 +112,7 @@ def offset_of(codec: DensityCodec) -> float | None:
 
 
 def check_promolecule(codec: DensityCodec, promolecule: Promolecule | None, source: str) -> None:
-    """Refuse, of `source`, another promolecule beside a relative codec than the codec's own, or none."""
+    """Refuse a relative codec beside no promolecule or beside another than its own; errors name `source`."""
     own = relative_to(codec)
     if own is not None and (promolecule is None or promolecule.sha256 != own.sha256):
         found = "none is there" if promolecule is None else f"{promolecule.sha256[:12]}... is there"
@@ -128,19 +128,19 @@ class CellCodec:
 
     codec: DensityCodec
     volume_a3: float
-    """Of the cell: some codecs are of density times volume."""
+    """Volume of the cell, since some codecs have bins of density times volume."""
     scale: np.ndarray | None = None
-    """float32, the shape of the densities, e/Å³: of a relative codec."""
+    """Scale of a relative codec: float32, the shape of the densities, e/Å³."""
 
     def values(self, rho: np.ndarray) -> np.ndarray:
-        """What the codec has bins of, float32, of densities."""
+        """Densities as the quantity that the codec has bins of, float32."""
         offset = offset_of(self.codec)
         if offset is not None and self.scale is not None:
             return ratios(rho, self.scale, offset)
         return rho if self.codec.unit == UNIT_E_PER_A3 else (rho * np.float64(self.volume_a3)).astype(np.float32)
 
     def density(self, values: np.ndarray) -> np.ndarray:
-        """Densities, float32, of such values, or means of them; where a ratio would be below 0, 0."""
+        """Inverse of `values`, float32, also for means of values. A density below 0 becomes 0 in a relative codec."""
         offset = offset_of(self.codec)
         if offset is not None and self.scale is not None:
             return np.maximum(values * self.scale - np.float32(offset), np.float32(0))
@@ -158,18 +158,18 @@ class CellCodec:
         return self.decode(self.encode(np.ascontiguousarray(rho, dtype=np.float32)))
 
     def at(self, voxels: np.ndarray | tuple[np.ndarray, ...]) -> Self:
-        """At some of the voxels, by a mask or indices of the array of densities."""
+        """This codec at some of the voxels, chosen by a mask or by indices of the array of densities."""
         return self if self.scale is None else replace(self, scale=self.scale[voxels])
 
     def patches(self, anchors: np.ndarray, patch_shape: Sequence[int]) -> Self:
-        """At patches, by their first voxels, int [patch, 3], wrapped into the cell: of [patch, px, py, pz]."""
+        """This codec for patches [patch, px, py, pz], periodic, from the voxels `anchors`: int [patch, 3]."""
         if self.scale is None:
             return self
         return replace(self, scale=np.stack([wrapped(self.scale, anchor, patch_shape) for anchor in anchors]))
 
 
 def cell_codec(codec: DensityCodec, grid: DensityGrid) -> CellCodec:
-    """A codec at the voxels of a density, of which the structure alone is read."""
+    """A codec at the voxels of a density. Reads only the structure and the grid."""
     if not isinstance(codec, RelativeCodec):
         return CellCodec(codec, grid.volume_a3)
     return CellCodec(codec, grid.volume_a3, grid_scale(codec.promolecule, codec.offset_e_per_a3, grid))

@@ -1,4 +1,4 @@
-"""What a codec is like: its figures as a mapping, and its picture."""
+"""Figures of a codec as a mapping, and its picture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from tomat.data.codec.relative import RelativeCodec
 
 
 def codec_figures(codec: DensityCodec, source: str | Path) -> dict[str, Any]:
-    """The figures of the codec of a file, JSON-ready, units in the keys ("unit" is that of the codec); of a Lloyd-Max
-    codec also its voxels, quantiles over voxels of the bins' relative widths, and the NMAE floors of both objectives.
-    Of a relative codec the range and the edges are ratios."""
+    """Figures of the codec in file `source`, JSON-ready, with units in the keys ("unit" is the codec's own). A
+    Lloyd-Max codec also has its number of voxels, quantiles over voxels of the relative bin width, and the NMAE floors
+    of both objectives. In a relative codec the range and the edges are ratios."""
     figures: dict[str, Any] = {
         "kind": codec.to_dict()["kind"],
         "sha256": codec.sha256,
@@ -60,7 +60,7 @@ def codec_figures(codec: DensityCodec, source: str | Path) -> dict[str, Any]:
 
 
 class Floors(TypedDict):
-    """NMAE with each of the tables, a fraction."""
+    """NMAE with each reconstruction table, a fraction."""
 
     median: Amount
     mean: Amount
@@ -68,7 +68,7 @@ class Floors(TypedDict):
 
 @dataclass(frozen=True)
 class Fit:
-    """How a codec was fitted, as `fit_codec` says it."""
+    """How a codec was fitted, as `fit_codec` records it."""
 
     n_voxels: Positive
     counts: list[Count]
@@ -91,13 +91,13 @@ def fit_of(codec: LloydMaxCodec, source: str | Path) -> Fit:
 
 
 def relative_widths(codec: LloydMaxCodec) -> np.ndarray:
-    """float64 [n_bins - 2]: width over median of each bin that has two ends and is not the one of zero."""
+    """float64 [n_bins - 2]: width over median of each bin between two edges, so without the first and the last bin."""
     edges = codec.edges.astype(np.float64)
     return np.diff(edges) / codec.medians[1:-1]
 
 
 def draw_codec(codec: LloydMaxCodec, path: Path, source: str | Path) -> None:
-    """Draw where the voxels are and where the bins of the codec of a file are, a decade, and how wide the bins are."""
+    """Draw the shares of voxels and of bins per decade, and how wide the bins are. Errors name the file `source`."""
     if path.suffix not in (".svg", ".png"):
         raise TomatError(f"A picture is .svg or .png, not {path.name}.")
     import matplotlib

@@ -1,6 +1,7 @@
-"""A folder of densities as the data of a run: read, split by composition, and tokenized with a codec of its own. All of
-it lies in the run's folder, in `data/`: what each file is, what the data are (`folder.json`, once all are read), the
-fitted codec and promolecule, and the shard sets. Stopped anywhere and started again it goes on."""
+"""A folder of densities as the data of a run: read, split by composition, and tokenized with a codec of its own. The
+run's folder keeps all results in `data/`: what each file is, what the data are (`folder.json`, written once all files
+are read), the fitted codec and promolecule, and the shard sets. A preparation that was stopped goes on when restarted.
+"""
 
 import fcntl
 import json
@@ -43,24 +44,24 @@ HISTOGRAM_FILE, SUMS_FILE = "histogram.npz", "promolecule.sums"
 CODEC_FILE, PROMOLECULE_FILE = "codec.json", "promolecule.json"
 SPLITS = ("train", "validation")
 SEED = 0
-"""Of the anchors of the patches."""
+"""Seed of the patches' anchors."""
 CACHE_BYTES = 2**29
-"""Of densities that are kept in memory: they are read for the survey, the fits and the tokens."""
+"""Most bytes of densities kept in memory, since the survey, the fits and the tokens all read them."""
 FEWEST_BINS = 32
 _AGAIN = "Remove the folder and run the same command again."
 
 
 @dataclass(frozen=True)
 class FolderRequest:
-    """What decides the data of a run, besides the densities."""
+    """The settings that decide the data of a run, besides the densities."""
 
     layout: str
     patches_per_material: int
     most_bins: int
-    """The codec has as many as its floor asks for, and no more than this."""
+    """Most bins of the codec. It has fewer if fewer reach `codec_floor`."""
     codec_objective: Objective
     codec_floor: float
-    """NMAE that rounding to the codec's bins may cost."""
+    """NMAE that rounding to the codec's bins may cost, a fraction."""
     validation_share: float
     split_seed: int
     species: tuple[str, ...] = ()
@@ -73,13 +74,13 @@ class FolderRequest:
 class FolderData:
     folder: Path
     splits: Mapping[str, tuple[str, ...]]
-    """Materials that have rows, by split; a split without any is not there."""
+    """Names of the materials that have rows, by split. A split without materials has no entry."""
     n_density_tokens: int
     load: "DensityReader" = field(repr=False)
 
 
 class DensityReader:
-    """Reads densities by the name of their material, and keeps those read as long as there is room."""
+    """Reads densities by the name of their material, and keeps them in memory up to `CACHE_BYTES`."""
 
     def __init__(self, paths: Mapping[str, str], rules: ReadRules) -> None:
         self.paths, self.rules = dict(paths), rules
@@ -97,7 +98,7 @@ class DensityReader:
 
 
 def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: str) -> FolderData:
-    """Make the data of a run from the densities below a path, or take those that are there if they are of the same."""
+    """Make the data of a run from the densities below a path. Existing data must be of these densities and settings."""
     rules, layout = ReadRules(request.species, request.accept), layout_named(request.layout)
     listed = find_densities([place], accept=request.accept)
     files = listed.files
@@ -120,7 +121,7 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
         kept = folder / SURVEY_FILE
         looked = survey(files, hashes, listed.ignored, lambda file: reader(file.name), check, kept, rules)
         potcars = potcars_beside(file.path for file in files if file.path not in looked.ignored)
-        # A POTCAR that was of use is not among the ignored, one that was not has a reason of its own.
+        # A POTCAR that was used is not ignored. One that was not used has a reason of its own.
         others = {path: why for path, why in looked.ignored.items() if path not in potcars.paths}
         looked = replace(looked, ignored={**others, **potcars.ignored})
         tell(f"{place}: {looked.words()}", soft_wrap=True)
@@ -135,8 +136,8 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
 
 
 def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
-    """What a run held out of the densities below a path, by its record, with their files as they lie there now: the
-    bytes recorded or, renamed or packed since, that density. Nothing is written."""
+    """The densities below a path that a run held out, by its record, with their present files. A file has the recorded
+    bytes or, if it was renamed or packed since, the recorded density. Writes nothing."""
     recorded, plan = _recorded(folder), read_plan(Store(folder / "validation"))
     if recorded is not None and not recorded.validation_formulas:
         raise TomatError(f"run '{run_name}' held nothing out of {place}; name densities with --input.")
@@ -156,7 +157,7 @@ def held_out_by_record(place: str, folder: Path, run_name: str) -> FolderData:
     files = find_densities([place], accept=rules.accept).files
     held = {each.name: each for each in recorded.materials}
     held = {name: held[name] for name in names}
-    # Most lie where they lay; only where one does not are all the others looked at.
+    # Most files are still in their place. The other files are read only if one is missing.
     beside = {file.name: file for file in files if file.name in held}
     paths = {name: f.path for name, f in beside.items() if file_sha256(f.path) == held[name].file_sha256}
     if len(paths) < len(held):
@@ -208,7 +209,7 @@ def _tokenized(
     plans = {split: read_plan(Store(folder / split)) for split in SPLITS if names[split]}
     if not all(plan is not None and plan.complete for plan in plans.values()):
         codec, promolecule = _fit(folder, request, learnt, reader, potcars)
-        # The survey knows all of the densities that the codec is fitted to; none of their voxels lies outside it.
+        # The survey has read all densities that the codec is fitted to; none of their voxels exceeds its range.
         found = tuple(
             Surveyed(m.name, m.grid_shape, sum(m.atoms.values()), m.electrons, clipped_voxels=0) for m in learnt
         )
@@ -252,8 +253,8 @@ def _tokenized(
 def _fit(
     folder: Path, request: FolderRequest, learnt: Sequence[Material], load: DensityReader, potcars: Potcars
 ) -> tuple[LloydMaxCodec, Promolecule]:
-    """Codec and promolecule of the training densities, in one pass that can be stopped, of a relative codec in two; or
-    as they were fitted."""
+    """Codec and promolecule of the training densities, as fitted before or fitted now. A fit is one pass over the
+    densities, two for a relative codec. It can be stopped and continued."""
     if not learnt:
         raise TomatError("there is no density to learn from; lower data.validation_share.")
     codec_file, promolecule_file = folder / CODEC_FILE, folder / PROMOLECULE_FILE
@@ -310,8 +311,8 @@ def _fit(
 def choose_codec(
     histogram: DensityHistogram | RatioHistogram, most_bins: int, objective: Objective, floor: float
 ) -> LloydMaxCodec:
-    """The codec with the fewest bins, a power of two, whose NMAE floor on the densities is below `floor`, a fraction:
-    it halves with twice as many bins, and every bin is one more answer to learn from the same patches."""
+    """The codec with the fewest bins, a power of two or `most_bins`, whose NMAE floor is below `floor`, a fraction.
+    Twice as many bins halve the floor, but every bin is one more answer to learn from the same patches."""
     bins = min(FEWEST_BINS, most_bins)
     while True:
         codec = fit_codec(histogram, bins, objective)
@@ -342,7 +343,7 @@ def _recorded(folder: Path) -> _Record | None:
 
 
 def _refuse_other_request(recorded: FolderRequest, request: FolderRequest, run_name: str) -> None:
-    # The most bins are a limit; the run's own configuration names those that were chosen.
+    # `most_bins` is only a limit: the run's own configuration has the number that was chosen.
     keys = sorted(each.name for each in fields(FolderRequest) if each.name != "most_bins")
     pairs = [(key, getattr(recorded, key), getattr(request, key)) for key in keys]
     lines = [f"  {key}: {before!r} -> {now!r}" for key, before, now in pairs if before != now]
@@ -355,7 +356,7 @@ def _refuse_other_request(recorded: FolderRequest, request: FolderRequest, run_n
 
 
 def _refuse_other_content(recorded: Sequence[Material], looked: Survey, place: str, run_name: str) -> None:
-    """Refuse other densities than those that the run began with; names and formats may have changed."""
+    """Refuse other densities than those that the run began with. Names may have changed, and files may be packed."""
     before = {each.content_sha256: each.name for each in recorded}
     now = {each.content_sha256: each.name for each in looked.materials}
     new = [name for content, name in now.items() if content not in before]
@@ -369,7 +370,7 @@ def _refuse_other_content(recorded: Sequence[Material], looked: Survey, place: s
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The folder for one process at a time; another waits, and then finds what the first has made."""
+    """Lock the folder for one process. Another process waits, and then finds what the first has made."""
     with writing(folder):
         file = (folder / LOCK_FILE).open("a")
     with file:

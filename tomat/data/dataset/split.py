@@ -1,4 +1,4 @@
-"""Which compositions are held out: by a seed, and so that the rest teaches what the held-out ones need."""
+"""The choice of held-out compositions: by a seed, and so that the rest has the elements that they need."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,17 @@ Atoms = Mapping[str, int]
 
 
 def held_out_compositions(materials: Sequence[tuple[str, Atoms]], share: float, seed: int) -> tuple[str, ...]:
-    """The compositions of the validation set, sorted formulas: drawn in an order that the seed decides, until their
-    densities are `share` of all (0 to 1; 0: none), but at least one.
+    """The formulas of the validation set, sorted. They are drawn in an order that the seed decides, until they have
+    `share` of all densities (0 to 1; 0: none), but at least one.
 
-    Each of a composition's elements must be in the rest: nothing can be predicted of others. Those come first whose
-    valence electrons the rest settles too (`PromoleculeFit.valences`), so that the electrons of a prediction are known.
+    The rest must have every element of a held-out composition: nothing can be predicted for others. Compositions whose
+    valences the rest settles too (`PromoleculeFit.valences`) come first: their numbers of electrons are known.
     """
     atoms = {formula: counts for formula, counts in materials}
     sizes = {formula: sum(each == formula for each, _ in materials) for formula in atoms}
     wanted = max(1, round(share * len(materials)))
     order = sorted(atoms, key=lambda formula: hashlib.sha256(f"{seed}:{formula}".encode()).hexdigest())
-    chosen: dict[str, bool] = {}  # to whether its valences are to be settled
+    chosen: dict[str, bool] = {}  # formula to whether the rest must settle its valences
     n_chosen = 0
     for settles in (True, False) if share > 0 else ():
         for formula in order:
@@ -35,7 +35,7 @@ def held_out_compositions(materials: Sequence[tuple[str, Atoms]], share: float, 
 
 
 def _is_taught(atoms: Atoms, rest: Sequence[Atoms], settles: bool) -> bool:
-    """Whether every element is in the rest; and, if asked, the valence of each follows from the counts of the rest."""
+    """Whether the rest has every element and, with `settles`, its counts determine the valence of each."""
     elements = sorted({symbol for each in rest for symbol in each})
     if not set(atoms) <= set(elements):
         return False
@@ -44,6 +44,6 @@ def _is_taught(atoms: Atoms, rest: Sequence[Atoms], settles: bool) -> bool:
     matrix = np.array([[each.get(symbol, 0) for symbol in elements] for each in rest], dtype=float)
     rank = int(np.linalg.matrix_rank(matrix))
     _, _, directions = np.linalg.svd(matrix)
-    # A direction that changes no count changes the elements it has a part in.
+    # Valences can shift along a direction that changes no count; its elements are not settled.
     free = np.abs(directions[rank:]).max(axis=0, initial=0.0)
     return all(free[elements.index(symbol)] < 1e-9 for symbol in atoms)

@@ -1,5 +1,5 @@
-"""Look at every density below a path once: what can be read, what is there twice, what is left out and why. Each answer
-is kept as it is found, by the hash of the file's bytes, so that a survey that was stopped goes on."""
+"""Survey of the densities below a path: which can be read, which are duplicates, which are left out and why. Each
+answer is stored at once, under the hash of the file's bytes, so that a stopped survey can go on."""
 
 import contextlib
 import hashlib
@@ -22,25 +22,25 @@ from tomat.data.density.poscar import NEIGHBOURS, OF_A_CALCULATION
 from tomat.data.density.rules import ReadRules
 
 SAMPLES = 65
-"""Voxels by which densities are first compared: two that share cell, atoms and these are the same. Answers with 64, of
-other voxels, are of before: their files are read again."""
+"""Voxels by which densities are compared: two with the same cell, atoms and values there are the same density. Older
+answers have 64 other voxels; their files are read again."""
 GOLDEN = 0.6180339887498949
-"""(sqrt(5) - 1) / 2, multiples of which, modulo 1, fill a line evenly and in step with no grid."""
+"""(sqrt(5) - 1) / 2. Its multiples, modulo 1, fill a line evenly, and in step with no grid."""
 SAME_DENSITY = 1e-5
 """Largest difference of two samples, as a share of the largest value: formats keep seven digits and more."""
 SAME_PLACE = 1e-4
-"""Of lattice vectors in A, and of fractional coordinates: files round to six decimals."""
+"""Largest difference of lattice vectors in A, and of fractional coordinates: files round to six decimals."""
 
 
 @dataclass(frozen=True)
 class Material:
     name: str
     file_sha256: Sha256
-    """Of the bytes of its file, and of those beside it that name its elements."""
+    """Hash of the bytes of its file, and of the files beside it that name its elements."""
     content_sha256: Sha256
-    """Of values, cell and atoms."""
+    """Hash of grid shape, values, cell and atoms."""
     formula: str
-    """Reduced; what a split goes by."""
+    """Reduced formula, by which densities are split."""
     atoms: dict[str, Positive]
     electrons: float
     grid_shape: tuple[Positive, Positive, Positive]
@@ -53,7 +53,7 @@ class Material:
     def of(cls, grid: DensityGrid, name: str, file_sha256: str) -> "Material":
         numbers, counts = np.unique(grid.atomic_numbers, return_counts=True)
         flat = grid.rho.ravel()
-        # Even steps would all lie on the diagonal of 64 x 64 x 64 voxels, which densities along x and y have alike.
+        # Even steps would lie on the diagonal of 64 x 64 x 64 voxels, where a wave along x equals one along y.
         places = (np.arange(SAMPLES) * GOLDEN % 1.0 * flat.size).astype(np.int64)
         samples = flat[places] / max(float(flat.max()), 1e-30)
         sites = np.concatenate([grid.lattice.ravel(), grid.frac_coords.ravel(), grid.atomic_numbers])
@@ -78,7 +78,7 @@ class Material:
         return Crystal(sites[:9].reshape(3, 3), sites[9 + 3 * n :], sites[9 : 9 + 3 * n], self.name)
 
     def is_same(self, other: "Material") -> bool:
-        """Whether two densities are one, in whatever formats."""
+        """Whether two densities are the same, whatever their file formats."""
         if self.content_sha256 == other.content_sha256:
             return True
         if (self.atoms, self.grid_shape) != (other.atoms, other.grid_shape):
@@ -95,7 +95,7 @@ class Material:
 
 
 def file_sha256(path: str) -> str:
-    """Of all that decides what is read of a density: its bytes, and those of the files that may name its elements."""
+    """Hash of all that decides how a density is read: its bytes, and the files that may name its elements."""
     digest = hashlib.sha256()
     first = Path(path)
     try:
@@ -123,11 +123,11 @@ Reader = Callable[[DensityFile], DensityGrid]
 @dataclass(frozen=True)
 class Survey:
     materials: tuple[Material, ...]
-    """That can be read, each density once, in the order of their files."""
+    """Materials that can be read, each density once, in the order of their files."""
     duplicates: Mapping[str, str]
-    """Name of each further file of a density, to the name that it is kept under."""
+    """From the name of each further file of a density to the name that the density is kept under."""
     ignored: Mapping[str, str]
-    """Why, by path, of every other file."""
+    """By path, why every other file is left out."""
 
     def words(self) -> str:
         """`10 read, 8 ignored: ..., 2 duplicates: b (of a)`."""
@@ -179,7 +179,7 @@ def survey(
                 left_out[file.path] = answer
             else:
                 found.append(answer)
-    # The first of each density; only those of one formula and grid are compared.
+    # Keeps the first of each density. Only densities with the same formula and grid are compared.
     groups: dict[tuple[object, ...], list[Material]] = {}
     duplicates: dict[str, str] = {}
     for material in found:
@@ -195,7 +195,7 @@ def survey(
 def files_of_contents(
     wanted: Mapping[str, str], files: Sequence[DensityFile], hashes: Mapping[str, str], read: Reader, kept: Path
 ) -> dict[str, str]:
-    """Paths, by material, of the files that hold given densities, whatever they are called; nothing is written."""
+    """Paths, by material, of the files that hold the wanted densities, whatever their names. Writes nothing."""
     known = _answers(kept)
     found: dict[str, str] = {}
     for file in files:
@@ -223,7 +223,7 @@ class _Answer:
     file_sha256: Sha256
     found: Material | str
     read_rules: dict[str, list[str]] = field(default_factory=lambda: {"species": [], "accept": []})
-    """Answers of before have none, and were asked for none."""
+    """Older answers have no rules, and were found under none."""
 
     def __post_init__(self) -> None:
         if isinstance(self.found, str):
@@ -231,14 +231,14 @@ class _Answer:
         atoms, sites, samples = self.found.atoms, self.found.sites, self.found.samples
         n = sum(atoms.values())
         whole = len(sites) == 9 + 4 * n and len(samples) == SAMPLES and atoms.keys() <= set(SYMBOLS)
-        # A damaged count may be of any size, so that it is unfolded last.
+        # A damaged count may be of any size, so it is expanded last.
         numbers = [atomic_number(symbol) for symbol, count in atoms.items() for _ in range(count)] if whole else []
         if not whole or sorted(numbers) != sorted(sites[9 + 3 * n :]):
             raise ValueError("expected sites and samples of every atom and voxel")
 
 
 def _answers(kept: Path, rules: Mapping[str, list[str]] | None = None) -> dict[str, Material | str]:
-    """What was found before, by the hash of the file, under these rules (None: any); a damaged line is passed over."""
+    """Answers found before under these rules (None: any), by the hash of the file. Damaged lines are skipped."""
     answers: dict[str, Material | str] = {}
     if not kept.exists():
         return answers

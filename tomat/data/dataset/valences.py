@@ -1,4 +1,4 @@
-"""Valence electrons of a folder's elements: of the densities' electron counts, and of the POTCARs beside them."""
+"""Valence electrons of a folder's elements, from the densities' electron counts and the POTCARs beside them."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ from tomat.data.density.rules import ReadRules
 from tomat.data.density.valence_table import VALENCE_TOLERANCE, readings, settled_valences
 
 MOST_TRIED = 50
-"""Kinds of densities whose valences are tried for all."""
+"""How many of the commonest kinds of densities have their valences tried for the whole folder."""
 
 _OF_COUNTS = "the densities' electron counts"
 
@@ -29,12 +29,12 @@ _OF_COUNTS = "the densities' electron counts"
 @dataclass(frozen=True)
 class Potcars:
     valences: Mapping[int, tuple[float, str]] = field(default_factory=dict)
-    """By atomic number: the electrons, and the first file that says so."""
+    """By atomic number: the valence electrons, and the first file that states them."""
     differing: Mapping[int, str] = field(default_factory=dict)
-    """Elements of which two files say different numbers, in words; they have none."""
+    """By atomic number: in words, the different numbers that two files state. `valences` leaves these elements out."""
     paths: frozenset[str] = frozenset()
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """Why, by path, of those that state nothing."""
+    """By path, why a POTCAR is of no use."""
 
 
 def potcars_beside(paths: Iterable[str]) -> Potcars:
@@ -61,8 +61,8 @@ def potcars_beside(paths: Iterable[str]) -> Potcars:
 def choose_valences(
     materials: Sequence[Material], potcars: Potcars, accept: Sequence[str] = ()
 ) -> tuple[dict[int, float], str]:
-    """The valence electrons of each element, as far as counts or POTCARs settle them, by atomic number; and where each
-    is from: `Mg 2, O 6 of the densities' electron counts; Na 1 of a/POTCAR`. `accept`: of the rules of reading."""
+    """Valence electrons by atomic number, as far as electron counts or POTCARs settle them, and their sources in words:
+    `Mg 2, O 6 of the densities' electron counts; Na 1 of a/POTCAR`. `accept`: as in `ReadRules`."""
     atoms = [{atomic_number(symbol): count for symbol, count in each.atoms.items()} for each in materials]
     electrons = [each.electrons for each in materials]
     elements = sorted({z for row in atoms for z in row})
@@ -107,7 +107,7 @@ def choose_valences(
 
 
 def _refuse_odd_ones(materials: Sequence[Material]) -> None:
-    """Refuse densities in which an element brings other electrons than in most: of other pseudopotentials."""
+    """Refuse densities whose elements have other valences than in most: they are from other pseudopotentials."""
     meanings = []
     for each in materials:
         numbers = np.repeat([atomic_number(symbol) for symbol in each.atoms], list(each.atoms.values()))
@@ -139,7 +139,7 @@ def common_valences(meanings: Sequence[Sequence[Mapping[int, float]]]) -> dict[i
             for number in numbers:
                 of_z = votes.setdefault(z, {})
                 of_z[number] = of_z.get(number, 0.0) + often / len(numbers)
-    # Of numbers that explain as many, the smallest: most cores are left out.
+    # Of numbers that explain equally many, the smallest: most densities leave the cores out.
     found = {z: min(each, key=lambda number: (-each[number], number)) for z, each in votes.items()}
 
     def explained(valences: Mapping[int, float]) -> int:
@@ -160,8 +160,8 @@ POTCAR_NAMES = ("POTCAR", "POTCAR.gz")
 
 _ELEMENT = re.compile(r"^[ \t]*VRHFIN[ \t]*=[ \t]*([A-Z][a-z]?)", re.MULTILINE)
 _VALENCE = re.compile(r"\bZVAL\s*=\s*([\d.]+)")
-"""Element and valence of each potential of a POTCAR: `VRHFIN =Na: ...`, then `POMASS = 22.990; ZVAL = 1.000`. Not by
-pymatgen's `Potcar`, which wants whole data sets and takes seconds to import."""
+"""Element and valence of each potential of a POTCAR: `VRHFIN =Na: ...`, then `POMASS = 22.990; ZVAL = 1.000`.
+pymatgen's `Potcar` is not used, since it needs whole data sets and takes seconds to import."""
 
 
 def potcar_beside(path: str) -> Path | None:
@@ -171,13 +171,13 @@ def potcar_beside(path: str) -> Path | None:
 
 
 def potcar_valences(place: Path) -> dict[int, float]:
-    """Valence electrons by atomic number, as a POTCAR states them; a potential without either is passed over."""
+    """Valence electrons by atomic number, as a POTCAR states them. A potential that lacks one of both is skipped."""
     try:
         content = structure_text(str(place))
     except COMPRESSION_ERRORS as error:
         raise TomatError(f"cannot read {place}: {error}") from error
     found: dict[int, float] = {}
-    # Each potential reaches to the next one's element: one without a valence has not that of the next.
+    # A potential ends at the next one's element, so one without a valence does not take the next one's.
     for symbol, rest in itertools.batched(_ELEMENT.split(content)[1:], 2):
         valence = _VALENCE.search(rest)
         with contextlib.suppress(KeyError, ValueError):
@@ -195,7 +195,7 @@ def valences_beside(path: str) -> dict[int, float]:
 
 
 def expected_electrons(grid: DensityGrid, path: str, valences: Mapping[int, float] | None) -> tuple[float, str]:
-    """The electrons that a density should have, and where that is from."""
+    """The electrons that a density should have, and where this number is from."""
     numbers = grid.atomic_numbers.tolist()
     if valences:
         if missing := sorted(set(numbers) - set(valences)):

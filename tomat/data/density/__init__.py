@@ -1,5 +1,5 @@
-"""Electron densities on grids: read, written, patched, and the embedded set of real ones.
+"""Electron densities on grids: reading, checking, writing, patches, and the embedded set of real densities.
 
-Everywhere `lattice` is float64 `[3, 3]`, rows a, b, c in A; `atomic_numbers` `[n]`, `frac_coords` `[n, 3]`; `rho` `[nx,
-ny, nz]` in e/Å³, and `values` the same as rho x V in electrons, as files have it, where nothing else is said.
+Unless stated otherwise, `lattice` is float64 `[3, 3]`, rows a, b, c in A; `atomic_numbers` is `[n]`; `frac_coords` is
+`[n, 3]`; `rho` is `[nx, ny, nz]` in e/Å³; `values` are the same as rho x V in electrons, as in files.
 """

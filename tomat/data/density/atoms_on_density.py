@@ -1,5 +1,5 @@
-"""Do these atoms sit on this density? Every density is near a sum of atoms: one radial function for each element,
-fitted to it, leaves some percent, whatever its cores; around places where no atoms are it leaves half and more."""
+"""Do these atoms sit on this density? Every density is near a sum of atoms: one fitted radial function per element
+leaves some percent of it, with or without cores. Around places without atoms such functions leave a third and more."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,19 +17,19 @@ BASIS = RadialBasis(16, 4.0, 0.15)
 """Knots are 0.03 A apart at the nucleus, as all-electron densities need."""
 
 SAMPLES = 1536
-"""Voxels that are fitted, drawn in proportion to density and volume: 3 to 30 ms."""
+"""Number of voxels that are fitted, in 3 to 30 ms. They are drawn in proportion to density plus mean density."""
 
 LARGEST_MISFIT = 0.34
-"""Share of the electrons that a sum of atoms may leave. The 103 embedded cells have 0.5 to 10.2 %, silicon of VASP
-10 %, Ca2N (electrons where no atom is) 2 %, molecules of hydrogen to methane in a box 8 to 14 %, fcc aluminium 5 %;
-with their atoms moved by (0.13, 0.21, 0.37) of the cell the embedded ones have 35 % and more."""
+"""Largest share of the electrons that a sum of atoms may leave. The 103 embedded cells have 0.5 to 10.2 %, silicon of
+VASP 10 %, Ca2N (electrons where no atom is) 2 %, molecules from hydrogen to methane in a box 8 to 14 %, fcc aluminium
+5 %. The embedded cells have 35 % and more if their atoms are moved by (0.13, 0.21, 0.37) of the cell."""
 
 DOUBTFUL_MISFIT = 0.2
-"""From which on `tomat density show` says that it is much."""
+"""`tomat density show` says of a larger share that it is much."""
 
 BETTER_SHARE, LEAST_GAIN = 0.85, 0.02
-"""Another reading of the file is the right one if it leaves less than this share, and so much less. Of the embedded
-cells none has less than 0.99 with its axes exchanged."""
+"""Another reading of the file is right if it leaves less than this share of what the present one leaves, and less by
+this gain. No embedded cell has a share below 0.99 with its axes exchanged."""
 
 COARSEST_A = 0.4
 """Voxels further apart show too little of an atom to judge by."""
@@ -38,32 +38,33 @@ SPHERE_A = 1.0
 """Radius around a nucleus, at most half the distance to the nearest atom, in which electrons are counted."""
 
 MOST_GAINED = 1.5
-"""Electrons that such a sphere may hold beyond those that the atom brings."""
+"""Most electrons that this sphere may hold beyond the valence electrons of its atom."""
 
 LEAST_HELD = 0.05
-"""Share of its valence electrons that an atom of `MANY` or more has in a sphere of 1 A; less in one of less volume."""
+"""Least share of its valence electrons (`MANY` or more) that an atom has within 1 A; it shrinks with the volume."""
 
 MANY = 5
 
 CORE_SPHERE_A, LEAST_CORE_SHARE = 0.5, 0.7
-"""An all-electron density holds in this radius at least this share of what Thomas and Fermi's atom has there."""
+"""Within this radius an all-electron density holds at least this share of the electrons of a Thomas-Fermi atom."""
 
 ATOMS_LOOKED_AT = 8
-"""Of each element, at most."""
+"""Most atoms of each element that are looked at."""
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """What a sum of atoms leaves of a density."""
+    """The part of a density that a sum of atoms leaves unexplained."""
 
     share: float
     worst_frac: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Where most is left over."""
+    """Fractional coordinates of the voxel where most is left."""
     worst_e_per_a3: float = 0.0
 
 
 def misfit_of(rho: np.ndarray, crystal: Crystal) -> Misfit | None:
-    """What a sum of atoms, fitted to a density in any unit, leaves of it; None where the voxels are too far apart."""
+    """What a fitted sum of atoms leaves of a density in any unit; None if the voxels are too coarse or the mean is
+    0."""
     from scipy.optimize import nnls
 
     mean = float(np.mean(rho, dtype=np.float64))
@@ -79,7 +80,7 @@ def misfit_of(rho: np.ndarray, crystal: Crystal) -> Misfit | None:
         weights = total[-1] / SAMPLES / chances[index]  # how many voxels each stands for
     places = np.stack(np.unravel_index(index, rho.shape), axis=1) / np.array(rho.shape)
     sums = radial_sums(crystal, places, BASIS)
-    # The last column is the density of what is everywhere, as of the electrons of a metal.
+    # The last column is a constant density, as the free electrons of a metal have.
     functions = np.concatenate([*(sums[z] for z in sorted(sums)), np.ones((len(places), 1))], axis=1)
     found = flat[index]
     root = np.sqrt(weights / (np.abs(found) + mean))
@@ -93,8 +94,8 @@ def misfit_of(rho: np.ndarray, crystal: Crystal) -> Misfit | None:
 def check_atoms_on_density(
     values: np.ndarray, crystal: Crystal, meanings: Sequence[Reading] = (), hint: str = ""
 ) -> None:
-    """Refuse a density that does not lie on its atoms, or on other elements; errors name the crystal. `meanings`: how
-    many electrons the atoms can bring, by the count; empty where that is not known."""
+    """Refuse a density that does not lie on its atoms, or that lies on other elements; errors name the crystal.
+    `meanings`: the valences of the atoms that fit the electron count; empty if they are not known."""
     found = misfit_of(values, crystal)
     if found is None:
         return
@@ -129,7 +130,7 @@ def check_atoms_on_density(
 
 
 def _other_readings(values: np.ndarray, crystal: Crystal) -> Iterator[tuple[str, np.ndarray, Crystal]]:
-    """What else a file may mean: in words, its values and its atoms."""
+    """Other readings of a file: what differs, in words, then the values and the atoms."""
     order = "the values are in the other order of axes,"
     yield f"{order} z fastest where x is expected", values.ravel(order="F").reshape(values.shape), crystal
     yield f"{order} x fastest where z is expected", values.ravel().reshape(values.shape, order="F"), crystal
@@ -141,7 +142,7 @@ def _other_readings(values: np.ndarray, crystal: Crystal) -> Iterator[tuple[str,
 
 
 def _held(values: np.ndarray, crystal: Crystal) -> dict[int, tuple[float, float, float]]:
-    """By atomic number, in the mean over its first atoms: electrons in a sphere, its radius in A, those of the core."""
+    """By atomic number, means over the first atoms: electrons in a sphere, its radius in A, electrons in the core."""
     first, _, distance_a = neighbours(crystal.lattice, crystal.frac_coords)
     held = {}
     for z in np.unique(crystal.atomic_numbers).tolist():
@@ -189,7 +190,7 @@ def electrons_within(values: np.ndarray, lattice: np.ndarray, frac: np.ndarray, 
     found = values[np.ix_(*(axis % n for axis, n in zip(axes, values.shape, strict=True)))]
     if not inside.any():
         return 0.0
-    # By the mean in it: a sphere of few voxels has not the volume that they have.
+    # Mean density times the sphere's volume, which differs from the volume of its few voxels.
     return float(found[inside].mean()) * (4 / 3 * np.pi * radius_a**3) / abs(float(np.linalg.det(lattice)))
 
 

@@ -19,19 +19,19 @@ LARGEST_NEGATIVE_SHARE = 0.05
 vacuum; a spin or difference density has shares near one half."""
 
 STEEP_SHARE_OF_MEAN = 0.1
-"""A zero beside a value above this share of the mean is steep. A density that decays into vacuum reaches zero, or what
-rounding and clipped ringing make of it, through values of about 1e-4 of the mean."""
+"""A zero beside a value above this share of the mean is steep. A density that decays into vacuum reaches zero (exactly,
+or by rounding or clipped ringing) through values of about 1e-4 of the mean."""
 
 LONGEST_STEEP_RUN = 12
-"""Zeros in a row, in the order of the file, that may end at an ordinary value: 0.8 A at 0.065 A a voxel. PAW densities
-can dip below zero within some voxels of a nucleus, and a file written after clipping has zeros there."""
+"""Most zeros in a row, in the order of the file, that may end at an ordinary value: 0.8 A at 0.065 A per voxel. PAW
+densities can dip below zero within some voxels of a nucleus, and a file written after clipping has zeros there."""
 
 LARGEST_STEEP_SHARE = 1e-3
-"""Of all voxels, that may be zero beside ordinary values."""
+"""Largest share of all voxels that may be zero beside ordinary values."""
 
 LARGEST_ELECTRONS = 1e15
-"""Of rho x V at a voxel: 10,000 atoms of 118 electrons, all at one of 2^28 voxels, make 3e14. Sums of far larger values
-overflow."""
+"""Largest rho x V at a voxel: 10,000 atoms of 118 electrons, all at one of 2^28 voxels, make 3e14. Sums of far larger
+values overflow."""
 
 
 def density_of(
@@ -46,17 +46,17 @@ def density_of(
     partial: bool = False,
     cube: bool = False,
 ) -> DensityGrid:
-    """The density that a reader has found, once it has passed every check: the one way from a file to a `DensityGrid`.
+    """The density that a reader has read, after every check. A user's file becomes a `DensityGrid` only here.
 
     Negative values become zero and are counted in `clipped_voxels` (PAW densities ring to small negative values in
-    vacuum, and can be negative at nuclei). The electron count is not corrected for it: what was clipped is added, and
-    `clipped_electrons` says how much.
+    vacuum, and can be negative at nuclei). The electron count is not corrected for this: it rises by
+    `clipped_electrons`.
 
     Args:
         values: `[nx, ny, nz]`, rho x V in electrons as read; the reader has checked their number, and that of the
             atoms, before it read them.
-        partial: any part of the electrons of these atoms will do.
-        cube: the values are of a cube, which some write in e/Å³ and with rounded sides.
+        partial: the values may be any part of the electrons of these atoms.
+        cube: the values are from a cube; some programs write cubes in e/Å³ and with rounded sides.
     """
     check_finite(values, source)
     if "distances" not in rules.accept:
@@ -67,7 +67,7 @@ def density_of(
         found = float(np.mean(values, dtype=np.float64))
         allowed = earned_tolerance(values, lattice, cube=True)
         in_e_per_a3 = _meanings(found * BOHR_A**3, allowed, atomic_numbers, rules.valences)
-        # All electrons count for nothing here: on a grid like these their sum is a matter of chance.
+        # Readings with cores do not count here: on grids like these the sum over cores is a matter of chance.
         as_is = [each for each in _meanings(found, allowed, atomic_numbers, rules.valences) if not each.with_cores]
         if in_e_per_a3 and not as_is and "cube_e_per_a3" in rules.accept:
             values = values * BOHR_A**3
@@ -87,13 +87,13 @@ def density_of(
 def _meanings(
     electrons: float, allowed: float, atomic_numbers: np.ndarray, given: Valences | None
 ) -> tuple[Reading, ...]:
-    """What a count of electrons can mean for these atoms."""
+    """The readings of these atoms that a count of electrons fits."""
     return tuple(each for each in readings(atomic_numbers, given) if abs(each.electrons - electrons) <= allowed)
 
 
 def check_finite(values: np.ndarray, source: str) -> None:
-    """Refuse values that no rho x V can be, before they are summed."""
-    # NaN is refused too: it is below nothing. Every density of a folder comes through here, so nothing is copied first.
+    """Refuse values that rho x V cannot have, before they are summed."""
+    # NaN fails the comparisons and is refused too. Every density of a folder comes through here, so nothing is copied.
     if not (values.min() > -LARGEST_ELECTRONS and values.max() < LARGEST_ELECTRONS):
         bad = values.size - int(np.count_nonzero(np.abs(values) < LARGEST_ELECTRONS))
         raise TomatError(
@@ -103,8 +103,8 @@ def check_finite(values: np.ndarray, source: str) -> None:
 
 
 def check_zeros(values: np.ndarray, source: str) -> None:
-    """Refuse values of which a part was zeroed: exact zeros beside ordinary values, in runs or in number. A density is
-    smooth, and reaches zero (half of a slab's vacuum may be) through small values; a lost page or chunk does not."""
+    """Refuse values that were partly zeroed: long runs or many exact zeros beside ordinary values. A density is smooth
+    and reaches zero through small values (half of a slab's vacuum may be zero); a lost page or chunk does not."""
     zero = values == 0
     n_zeros = int(np.count_nonzero(zero))
     if not n_zeros:
@@ -165,26 +165,26 @@ def check_rho_times_volume(values: np.ndarray, crystal: Crystal, *, partial: boo
 
 
 ELECTRON_TOLERANCE = 0.05
-"""Electrons. The sums of twelve CHGCARs of other people are within 1.5e-5 of a whole number, plane-wave grids of
-float32 within 0.001, whatever the size of the cell."""
+"""In electrons. The sums of twelve CHGCARs of other people are within 1.5e-5 of a whole number, those of plane-wave
+grids in float32 within 0.001, whatever the size of the cell."""
 
 VOXEL_DECIMALS_BOHR = 5e-7
-"""Half a unit of the last digit of a voxel's side in a cube, of which most codes write six decimals."""
+"""Half a unit of the last digit of a voxel's side in a cube. Most codes write six decimals."""
 
 SAME_PLANE = 1e-4
-"""Largest difference of two planes that are one, as a share of its largest value: cubes have five digits and more."""
+"""Largest difference of two copies of a plane, as a share of its largest value: cubes have five digits and more."""
 
 FEWEST_VOXELS = 8
-"""Along an axis whose planes are compared."""
+"""Fewest voxels along an axis whose planes are compared."""
 
 ROUGH_TIMES = 3.0
-"""Times the roughness between all other planes, from which on one is said to be missing."""
+"""A plane is said to be missing where the roughness is this many times the largest between all other planes."""
 
 
 def earned_tolerance(values: np.ndarray, lattice: np.ndarray, *, cube: bool) -> float:
-    """Electrons that the sum of these values may be off a count, for what is known of how they were written: beyond
-    `ELECTRON_TOLERANCE` what stands beside exact zeros (negative values that a writer has set to zero lie between these
-    and the values around: 0.011 of 8 electrons in silicon of VASP), and of a cube the rounding of its voxels' sides."""
+    """Electrons by which the sum of these values may differ from a count: `ELECTRON_TOLERANCE`, plus the values beside
+    exact zeros (a writer may have set negative values to zero, which are at most as large as the values around: 0.011
+    of 8 electrons in silicon of VASP), plus, for a cube, the rounding of its voxels' sides."""
     allowed = ELECTRON_TOLERANCE
     zero = values == 0
     if zero.any():
@@ -207,14 +207,14 @@ def check_electron_count(
     cube: bool = False,
     tolerance: float | None = None,
 ) -> tuple[Reading, ...]:
-    """Refuse a count that is no whole number, or no sum of valences that pseudopotentials leave these elements.
+    """Refuse a count that is not a whole number, or not a sum of valences that pseudopotentials leave these elements.
 
-    Returns what the count can mean; empty where that is not known, which was accepted.
+    Returns the readings that the count fits; empty if it fits none and this was accepted.
 
     Args:
-        accept: of the rules of reading: `fractional_electrons` lifts the first refusal, `electrons` the second.
-        given: valences that are known; their sum alone will do.
-        tolerance: electrons; None: what the values earn.
+        accept: as in `ReadRules`: `fractional_electrons` lifts the first refusal, `electrons` the second.
+        given: known valences; if every element has one, only their sum is accepted.
+        tolerance: in electrons; None: `earned_tolerance`.
     """
     source, atomic_numbers = crystal.name, crystal.atomic_numbers
     found = float(np.mean(values, dtype=np.float64))
@@ -254,7 +254,7 @@ def check_electron_count(
 
 
 def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Sequence[Reading]], *, cube: bool) -> str:
-    """A sentence on what would make the count one of those that fit; empty where nothing of what is known does."""
+    """A sentence on the likely cause of a count that does not fit; empty if none of the known causes is likely."""
     if cube and (meanings := fit(found * BOHR_A**3)):
         return unit_hint(meanings[0])
     shape = values.shape
@@ -289,12 +289,12 @@ def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Seque
 
 
 def unit_hint(reading: Reading) -> str:
-    """What is said of a cube whose values are in another unit."""
+    """The sentence about a cube whose values are in another unit."""
     return f"this cube is in e/Å³, not in e/bohr^3: it holds {reading.words()}; `--accept cube_e_per_a3` reads it so."
 
 
 def _ends_are_one(values: np.ndarray, axis: int) -> bool:
-    """Whether the first plane was written again as the last, and the planes before it are others."""
+    """Whether the last plane repeats the first, and the plane before the last differs from both."""
     if values.shape[axis] < FEWEST_VOXELS:
         return False
     first, before, last = (np.take(values, index, axis) for index in (0, -2, -1))
@@ -304,8 +304,8 @@ def _ends_are_one(values: np.ndarray, axis: int) -> bool:
 
 
 def _missing_plane(values: np.ndarray, axis: int) -> tuple[int | None, float]:
-    """Behind which plane one is missing, and its mean by its neighbours; None where the planes are as smooth there as
-    elsewhere. A plane of a density is what its two neighbours on both sides give by a cubic."""
+    """The plane after which one is missing, and the mean of the missing one by its neighbours; None if the planes are
+    as smooth there as elsewhere. A cubic through two neighbours on each side gives a plane of a density."""
     n = values.shape[axis]
     if n < 2 * FEWEST_VOXELS:
         return None, 0.0

@@ -30,7 +30,7 @@ KIND = "CHGCAR"
 
 
 def read_chgcar(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
-    """The density, in e/Å³, of a CHGCAR; spin densities and augmentation occupancies are checked and left alone."""
+    """The density, in e/Å³, of a CHGCAR. Spin densities and augmentation occupancies are checked, but not returned."""
     source = os.fspath(path)
     with limits.opened(source, KIND) as text:
         header = read_header(text)
@@ -62,16 +62,16 @@ def read_parts(path: Location) -> Parts:
 
 @dataclass(frozen=True, eq=False)
 class Augmentation:
-    """What a CHGCAR holds of the inside of the PAW spheres, line by line, and the atoms it belongs to."""
+    """Augmentation occupancies of a CHGCAR (the inside of the PAW spheres), line by line, and their atoms."""
 
     crystal: Crystal
     lines: tuple[str, ...]
-    """Each with its end: `augmentation occupancies   1  33` and the values, atom after atom. As they stand in the file
-    but for what pymatgen cannot read: numbers that have grown together, and exponents with D or without E."""
+    """Each with its line end: `augmentation occupancies   1  33` and the values, atom after atom. As in the file,
+    except for what pymatgen cannot read: numbers without a space between them, and exponents with D or without E."""
 
 
 def read_grid_shape(path: Location) -> tuple[int, int, int]:
-    """The sides of the grid of a CHGCAR; of its values none is read."""
+    """The sides of the grid of a CHGCAR. Reads none of its values."""
     with limits.opened(os.fspath(path), KIND) as text:
         read_header(text)
         return _shape(text)
@@ -91,7 +91,7 @@ def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augme
             atom, imaginary, count = _occupancies(line.strip(), atom, source)
             parts.append((atom, imaginary))
             if max(atom, count) > 999:
-                # In columns that have grown together, as VASP writes and reads them (2I4), and again apart, as pymatgen
+                # First in columns without a space, as VASP writes and reads them (2I4), then apart, since pymatgen
                 # reads the end of the line.
                 columns = f"{atom:4d}" if atom < 10_000 else "****"
                 line = _AUGMENTATION + _IMAGINARY * imaginary + f"{columns}{count:4d} {atom} {count}\n".encode()
@@ -114,8 +114,8 @@ def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augme
 
 
 def _read_values(text: limits.BoundedText, n_atoms: int) -> tuple[np.ndarray, Parts]:
-    """The total density, rho x V, `[nx, ny, nz]`, and what else there is. What is behind it is walked through to
-    the end, so that values left over, a spin density cut off and a damaged end of the compression are seen."""
+    """The total density, rho x V, `[nx, ny, nz]`, and what else the file holds. The rest is read to the end, to notice
+    left-over values, a spin density that is cut off, and a damaged end of the compression."""
     source = text.source
     shape = _shape(text)
     n_values = int(np.prod(shape))
@@ -154,8 +154,8 @@ def _read_values(text: limits.BoundedText, n_atoms: int) -> tuple[np.ndarray, Pa
 
 
 def _occupancies(line: bytes, before: int, source: str) -> tuple[int, bool, int]:
-    """Atom, whether of the imaginary part, and how many values follow, from the line before them. VASP writes both
-    numbers in four columns (2I4): 1000 and 1234 are one word, and atom 10,000 is `****`."""
+    """The atom, whether its imaginary part follows, and how many values follow, from the line before them. VASP writes
+    each number in four columns (2I4): 1000 and 1234 become one word, and atom 10,000 becomes `****`."""
     imaginary = line.startswith(_AUGMENTATION + _IMAGINARY)
     words = line.removeprefix(_AUGMENTATION).removeprefix(_IMAGINARY).split()
     if len(words) == 1:

@@ -16,7 +16,7 @@ from tomat.data.density.grid import DensityGrid
 from tomat.data.density.limits import check_atom_count
 
 MOST_IMAGES = 10_000_000
-"""Of atoms, that are looked at for one box: 240 MB. A box of a reduced cell has some ten for each of its atoms."""
+"""Most images of atoms that are looked at for one box: 240 MB. A box of a reduced cell has some ten per atom."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Crystal:
 
     @cached_property
     def _reduced(self) -> tuple[np.ndarray, np.ndarray]:
-        """A reduced basis of the lattice, rows in A, and the atoms as fractions of it. A reduced cell is its own."""
+        """A reduced basis of the lattice, rows in A, and the atoms in fractions of it. A reduced cell is kept."""
         basis = reduced_basis(self.lattice)
         whole = np.round(self.lattice @ np.linalg.inv(basis))
         return basis, self.frac_coords @ whole
@@ -55,14 +55,14 @@ class Crystal:
         int64 `[n]`, and positions float64 `[n, 3]` in A relative to `origin`.
 
         The box has the points `origin + s0 edges[0] + s1 edges[1] + s2 edges[2]`, s in [0, 1], all in A. An atom is
-        taken if it is within `radius_a` of the sphere around the box, which is never too few.
+        taken if it is within `radius_a` of the sphere around the box, so none near the box is missed.
         """
         centre = origin + edges.sum(axis=0) / 2
         corners = np.array(list(np.ndindex(2, 2, 2))) @ edges - edges.sum(axis=0) / 2
         reach_a = radius_a + float(np.linalg.norm(corners, axis=1).max())
         basis, fractions = self._reduced
         inverse = np.linalg.inv(basis)
-        # Along axis i fractions grow by |row i of the inverse transposed| an angstrom at most.
+        # Along axis i a fraction grows by at most |column i of the inverse| per angstrom.
         reach = reach_a * np.linalg.norm(inverse, axis=0)
         relative = fractions - centre @ inverse
         relative = relative - np.floor(relative)
@@ -84,10 +84,10 @@ class Crystal:
 
 
 SAME_VOLUME = 1e-3
-"""Relative; some sources round the lattice's numbers to 8 digits, some to 6 decimals."""
+"""Largest relative difference; some sources round the lattice's numbers to 8 digits, some to 6 decimals."""
 
 SAME_PLACE_A = 0.01
-"""Likewise, of a place in the cell."""
+"""Largest distance between two statements of a place in the cell, for the same reason."""
 
 
 def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -100,7 +100,7 @@ def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.n
         coords = np.array([site["abc"] for site in sites], dtype=np.float64).reshape(len(sites), 3)
         species = [site["species"] for site in sites]
         mixed = [site for site in species if len(site) != 1 or abs(site[0].get("occu", 1) - 1) > 1e-6]
-        # Where an OverflowError is caught: an occupancy may be an integer beyond all floats.
+        # Formatted inside this `try`, since an occupancy may be an integer too large for a float (OverflowError).
         held = ", ".join(f"{each.get('element')}:{each.get('occu', 1):g}" for each in (mixed or [[]])[0]) or "nothing"
         numbers = np.array([atomic_number(site[0]["element"]) for site in species if site], dtype=np.int64)
         stated_volume = float(structure["lattice"].get("volume", np.nan))
@@ -117,7 +117,7 @@ def structure_from_dict(structure: Mapping[str, Any], source: str) -> tuple[np.n
         said = f"{source}: site {species.index(mixed[0]) + 1} holds {held}; expected one element, fully occupied"
         raise TomatError(f"{said}. Order it first: pymatgen's OrderDisorderedStructureTransformation.")
     damage = ""
-    # NaN is refused too: it is below nothing.
+    # NaN is refused too: it fails every comparison.
     if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(coords) < LARGEST_LENGTH_A).all():
         damage = "the lattice or a coordinate is no plausible finite number"
     elif abs(stated_volume - (volume_a3 := abs(float(np.linalg.det(lattice))))) > SAME_VOLUME * volume_a3:

@@ -1,5 +1,5 @@
-"""Gaussian's cube: text, e/bohr^3, z fastest, lengths in bohr. Plain, `.gz`, `.bz2` or `.xz`. Not by pymatgen or ASE:
-these write the sides of a voxel to six decimals, which costs 1e-5 of the electrons, and read what is cut off."""
+"""Gaussian's cube: text, e/bohr^3, z fastest, lengths in bohr. Plain, `.gz`, `.bz2` or `.xz`. pymatgen and ASE are not
+used: they write a voxel's sides to six decimals, which costs 1e-5 of the electrons, and they read truncated files."""
 
 import logging
 import math
@@ -25,13 +25,13 @@ _VALUE_BYTES = 32
 """Most bytes of text for a value: Gaussian writes 13."""
 _PER_LINE = 6
 _MOST_ON_A_LINE = 2_000
-"""Words of a line of names of data sets, which are told from values by their number."""
+"""Most words on the line of data sets: how many there are, and a name (a number) of each."""
 
 _log = logging.getLogger(__name__)
 
 
 def read_cube(path: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
-    """The density, in e/Å³, of a cube whose voxels tile the cell, without ghost atoms (Z = 0), which are counted."""
+    """The density, in e/Å³, of a cube whose voxels tile the cell. Ghost atoms (Z = 0) are left out, with a warning."""
     source = os.fspath(path)
     with limits.opened(source, KIND) as text:
         header = _read_header(text)
@@ -47,7 +47,7 @@ def read_cube(path: Location, material_id: str | None = None, rules: ReadRules =
 
 
 def read_cube_parts(path: Location) -> Parts:
-    """What a cube holds beside the total density; of its values none is read."""
+    """What a cube holds beside the total density. Reads none of its values."""
     with limits.opened(os.fspath(path), KIND) as text:
         return Parts(ghost_atoms=_read_header(text).ghosts)
 
@@ -58,7 +58,7 @@ class _Header:
     shape: tuple[int, int, int]
     lattice: np.ndarray
     numbers: np.ndarray
-    """int64 `[n]`, 0 of a ghost atom: basis functions without a nucleus."""
+    """int64 `[n]`, 0 for a ghost atom: basis functions without a nucleus."""
     coords: np.ndarray
     """float64 `[n, 3]`, fractional, from the first voxel."""
 
@@ -68,7 +68,7 @@ class _Header:
 
 
 def _read_header(text: limits.BoundedText) -> _Header:
-    """Up to the values; a negative number of atoms (Gaussian's `cubegen`) says that one data set is named."""
+    """Read up to the values. After a negative number of atoms (Gaussian's `cubegen`) a line names the data sets."""
     source = text.source
     titles = [text.line().decode("latin-1") for _ in range(2)]
     head = _words(text, "the number of atoms and the origin", 4, 5)
@@ -106,7 +106,7 @@ def _read_header(text: limits.BoundedText) -> _Header:
 
 
 def _read_values(text: limits.BoundedText, header: _Header) -> np.ndarray:
-    """e/bohr^3, float64 `[nx, ny, nz]`; nothing may follow."""
+    """The values in e/bohr^3, float64 `[nx, ny, nz]`; nothing may follow them."""
     source, n_values = text.source, math.prod(header.shape)
     text.limit_bytes = text.read_bytes + 2 * n_values * _VALUE_BYTES + 2**20
     values = limits.read_block(text, n_values, f"grid {' x '.join(map(str, header.shape))}", KIND)
@@ -135,7 +135,7 @@ def _whole(value: float, source: str) -> int:
 
 
 def write_cube(grid: DensityGrid, file: IO[bytes], title: str = "") -> None:
-    """Write `grid.rho` in e/bohr^3, six values a line and each row along z from a line of its own, as Gaussian does."""
+    """Write `grid.rho` in e/bohr^3, six values per line. Each row along z starts a new line, as in Gaussian's cubes."""
     n_atoms, (nx, ny, nz) = len(grid.atomic_numbers), grid.grid_shape
     lines = [title or f"{grid.material_id or grid.formula}, written by tomat", "electrons/bohr^3, lengths in bohr"]
     lines.append(f"{n_atoms:5d}" + 3 * f" {0:.12f}")

@@ -1,5 +1,5 @@
-"""The 118 chemical symbols, and the valence electrons that pseudopotentials leave an element: tables of their own, so
-that a tokenizing worker reads a structure without importing pymatgen (about a second)."""
+"""Tables of the 118 chemical symbols, properties of elements, and the valence electrons that pseudopotentials leave
+them. With these a tokenizing worker reads a structure without importing pymatgen (about a second)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ _COVALENT_RADII_A: tuple[float, ...] = tuple(
     2.15 2.06 2.00 1.96 1.90 1.87 1.80 1.69
     """.split()
 )
-"""Of Z = 1..96: Cordero et al., Covalent radii revisited, Dalton Trans. 2832 (2008), table 2; for carbon that of sp2,
-for manganese, iron and cobalt the mean of low and high spin. Beyond, that of curium."""
+"""Covalent radii of Z = 1..96: Cordero et al., Covalent radii revisited, Dalton Trans. 2832 (2008), table 2; for carbon
+the sp2 value, for manganese, iron and cobalt the mean of low and high spin. Heavier elements take curium's."""
 
 _PAULING: tuple[float, ...] = tuple(
     float(word)
@@ -42,7 +42,7 @@ _PAULING: tuple[float, ...] = tuple(
     """.split()
 )
 """Electronegativity on Pauling's scale of Z = 1..103, 0 where there is none (He, Ne, Ar): the CRC Handbook of Chemistry
-and Physics, as pymatgen's periodic table has it, against which a test holds it."""
+and Physics, as in pymatgen's periodic table; a test compares them."""
 
 _ATOMIC_RADII_A: tuple[float, ...] = tuple(
     float(word)
@@ -53,8 +53,8 @@ _ATOMIC_RADII_A: tuple[float, ...] = tuple(
     1.35 1.35 1.35 1.5 1.9 1.8 1.6 1.9 0 0 0 2.15 1.95 1.8 1.8 1.75 1.75 1.75 1.75
     """.split()
 )
-"""Of Z = 1..95, 0 where there is none: Slater, Atomic radii in crystals, J. Chem. Phys. 41, 3199 (1964), as pymatgen's
-periodic table has it, against which a test holds it."""
+"""Atomic radii of Z = 1..95, 0 where there is none: Slater, Atomic radii in crystals, J. Chem. Phys. 41, 3199 (1964),
+as in pymatgen's periodic table; a test compares them."""
 
 _IONIZATION_EV: tuple[float, ...] = tuple(
     float(word)
@@ -66,14 +66,13 @@ _IONIZATION_EV: tuple[float, ...] = tuple(
     4.07 5.28 5.38 6.31 5.89 6.19 6.27 6.03 5.97 5.99 6.20 6.28 6.37 6.50 6.58 6.63 4.96
     """.split()
 )
-"""First ionisation energy of Z = 1..103: NIST Atomic Spectra Database, as pymatgen's periodic table has it, against
-which a test holds it."""
+"""First ionisation energy of Z = 1..103: NIST Atomic Spectra Database, as in pymatgen's periodic table (by a test)."""
 
 _NOBLE = 2, 10, 18, 36, 54, 86
 """Z at which a period ends."""
 
 LOWEST_VALENCE_SHARE = 0.75
-"""Electrons found over the fewest that pseudopotentials leave these atoms. Below one for charged cells and rounding."""
+"""Least electrons found over the fewest that pseudopotentials leave. It is below one for charged cells and rounding."""
 
 _NUMBER_OF = {symbol: number for number, symbol in enumerate(SYMBOLS, start=1)}
 
@@ -90,23 +89,23 @@ _VASP_AND_GTH = """
     U 14 32; Np 15 33; Pu 16 34; Am 17 35; Cm 18 36; Bk 19 37; Cf 20 38; Es 21 39; Fm 22 40; Md 23 41; No 24 42;
     Lr 25 43
 """
-"""`ZVAL` of VASP's PAW and ultrasoft sets (LDA, PW91, PBE, releases up to 64), by which pymatgen 2026.10.24 tells
-POTCARs (`potcar-summary-stats.json.bz2`), and q of the GTH sets for PBE and LDA that eminus 3.3 has from CP2K. Left
-out: hydrogen with a fraction of a charge, which passivates slabs (`--valences H=0.75` where it has one value),
-potentials without a core, and silicon with 10 (`Si_pv_GW`), which the density of silicon's cores holds too. A test
-holds the table against both packages."""
+"""`ZVAL` of VASP's PAW and ultrasoft sets (LDA, PW91, PBE, releases up to 64), from the file by which pymatgen
+2026.10.24 identifies POTCARs (`potcar-summary-stats.json.bz2`), and q of the GTH sets for PBE and LDA that eminus 3.3
+has from CP2K. Left out: fractional hydrogens, which passivate slabs (`--valences H=0.75` if all are alike), potentials
+without a core, and silicon with 10 (`Si_pv_GW`), since a density of silicon's cores has 10 electrons too. A test
+compares the table with both packages."""
 
 _NORM_CONSERVING = """
     Se 16; Br 17; Kr 18; Te 16; I 17; Xe 18; Hf 26; Ta 27; W 28; Re 29; Os 30; Ir 15
 """
-"""Of the sets for Quantum ESPRESSO and ABINIT what the others have not: the d shell below a p shell and the f shell
+"""Valences of sets for Quantum ESPRESSO and ABINIT that are not above: with the d shell below a p shell or the f shell
 below a d shell (`z_valence` of PseudoDojo, van Setten et al., Comput. Phys. Commun. 226, 39, 2018, and of SG15, Schlipf
-and Gygi, ibid. 196, 36, 2015), iridium of GBRV (Garrity et al., Comput. Mater. Sci. 81, 446, 2014). Written down from
-these tables; no package that could hold them in a test has them."""
+and Gygi, ibid. 196, 36, 2015), and iridium of GBRV (Garrity et al., Comput. Mater. Sci. 81, 446, 2014). Copied from
+these tables; no package has them, so no test compares them."""
 
 
 def atomic_number(symbol: str) -> int:
-    """Z of a chemical symbol (a KeyError if it is none): deuterium and tritium are hydrogen, the oxidation state of
+    """Z of a chemical symbol; a KeyError for any other word. Deuterium and tritium are hydrogen; the oxidation state in
     `O2-` is ignored."""
     bare = symbol.rstrip("+-0123456789.")
     return 1 if bare in ("D", "T") else _NUMBER_OF[bare]
@@ -157,8 +156,8 @@ KNOWN_VALENCES = _parsed(_VASP_AND_GTH, _NORM_CONSERVING)
 """Valence electrons that pseudopotentials in use leave an element, ascending, by atomic number up to 103."""
 
 _F_SHELL_IN_CORE = {*range(57, 72), *range(87, 119)}
-"""Lanthanides, and from francium on: of potentials with an f shell in the core no table is at hand; 3 are left, as in
-the commonest ions."""
+"""Z of the lanthanides and from francium on. No table is at hand of their potentials with the f shell in the core; 3
+electrons are taken as left, as in the commonest ions."""
 
 
 def plausible_electron_counts(atomic_numbers: "np.ndarray") -> tuple[float, float]:

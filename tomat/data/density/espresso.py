@@ -2,8 +2,8 @@
 
 Unformatted Fortran records (`write_rhog` of Modules/io_base.f90, 6.x without HDF5): `gamma_only, ngm, nspin`; b1, b2,
 b3 in 1/bohr; Miller indices `[ngm, 3]`; for each spin component the coefficients, complex128 `[ngm]`, e/bohr^3.
-`read_rhog` takes the coefficients in the order of the reading run's own vectors, so that the list is taken from a file
-that pw.x has written for the same cell and cut-off, and only the coefficients are exchanged.
+`read_rhog` takes the coefficients in the order of the reading run's own vectors. So the list of vectors is taken from a
+file that pw.x wrote for the same cell and cut-off, and only the coefficients are replaced.
 """
 
 import os
@@ -16,14 +16,14 @@ from tomat.data.density.geometry import BOHR_A
 from tomat.data.density.grid import DensityGrid
 
 SAME_METRIC = 1e-4
-"""Of the products of reciprocal vectors, relative to the largest; lattice constants have four digits and more."""
+"""Largest difference of products of reciprocal vectors over the largest; lattice constants have 4 digits or more."""
 
 LARGEST_RECIPROCAL, SMALLEST_VOLUME = 1e3, 1e-12
-"""1/bohr, and of the reciprocal cell 1/bohr^3: cells of 0.003 A and of 4e14 A^3."""
+"""A reciprocal vector in 1/bohr, and the reciprocal cell in 1/bohr^3: cells of 0.003 A and of 4e14 A^3."""
 LARGEST_INDEX = 10_000
-"""Of a Miller index: grids have sides of 1,000 points."""
+"""Largest Miller index: grids have sides of 1,000 points."""
 LARGEST_COEFFICIENT = 1e9
-"""e/bohr^3. A nucleus has 1e4."""
+"""In e/bohr^3. The density at a nucleus is 1e4."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class ReciprocalList:
     """The vectors of a run of pw.x, in its order."""
 
     gamma_only: bool
-    """Half of the vectors: of G and -G one."""
+    """The list has half of the vectors: one of G and -G."""
     reciprocal: np.ndarray
     """float64 `[3, 3]`, rows b1, b2, b3 in 1/bohr."""
     miller: np.ndarray
@@ -39,7 +39,7 @@ class ReciprocalList:
 
 
 def read_coefficients(path: str | os.PathLike[str]) -> tuple[ReciprocalList, np.ndarray]:
-    """The vectors, and complex128 `[n]`, e/bohr^3, one coefficient for each."""
+    """The vectors, and one coefficient for each: complex128 `[n]`, e/bohr^3."""
     from scipy.io import FortranFile
 
     source = os.fspath(path)
@@ -53,9 +53,9 @@ def read_coefficients(path: str | os.PathLike[str]) -> tuple[ReciprocalList, np.
             reciprocal = np.reshape(file.read_record("f8"), (3, 3))
             miller = np.reshape(file.read_record("i4"), (n_vectors, 3))
             coefficients = np.reshape(file.read_record("c16"), n_vectors)
-            # NaN is refused too: it is not below anything.
+            # NaN is refused too: it fails every comparison.
             plausible = (np.abs(reciprocal) < LARGEST_RECIPROCAL).all()
-            # Of vectors with numbers near the smallest float, LAPACK's determinant warns of a division by zero.
+            # For vectors near the smallest float, LAPACK's determinant warns of a division by zero; this does not.
             if not plausible or not np.abs(reciprocal[0] @ np.cross(*reciprocal[1:])) > SMALLEST_VOLUME:
                 raise ValueError(f"reciprocal vectors {reciprocal.tolist()}; expected three of a cell, in 1/bohr")
             if miller.min() < -LARGEST_INDEX or miller.max() > LARGEST_INDEX:

@@ -1,4 +1,4 @@
-"""Can these atoms be in this cell? Volume and distances tell a lattice in another unit, and overlapping atoms."""
+"""Can these atoms be in this cell? Volume and distances reveal a lattice in another unit, and overlapping atoms."""
 
 import itertools
 
@@ -21,40 +21,41 @@ SHORTEST_DISTANCE_A = 0.5
 """The shortest bond of all, that of H2, is 0.741 A (Huber and Herzberg, Constants of Diatomic Molecules, 1979)."""
 
 SHORTEST_SHARE = 0.6
-"""Of the sum of two covalent radii. Short bonds have 0.77 (N2, 1.10 A of 1.42) and 0.68 (uranyl, caesium at 12 GPa)."""
+"""Least distance over the sum of covalent radii. N2 has 0.77 (1.10 A of 1.42); uranyl, and Cs at 12 GPa, have 0.68."""
 
 LONGEST_SHARE = 1.5
-"""Of the sum of two covalent radii, for the closest pair of a cell. Metals have up to 1.16 (Be: 2.22 A of 1.92), F2 has
-1.25. A lattice in bohr read as angstrom is 1.89 times too long, which makes the closest pair of every solid without a
-multiple bond longer than this."""
+"""Most distance over the sum of covalent radii, for the closest pair of a cell. Metals have up to 1.16 (Be: 2.22 A of
+1.92), F2 has 1.25. A lattice in bohr read as angstrom is 1.89 times too long, so that the closest pair of every solid
+without a multiple bond is longer than this."""
 
 LARGEST_FILLING = 2.0
-"""Volume of the atoms as spheres of their covalent radii over that of the cell. Caesium fluoride has 1.14, barium oxide
-1.0, metals 0.5, diamond 0.3; a lattice in A that was taken for one in bohr has 6.75 times as much, and the distances of
-a metal or a salt (1.1 to 1.2 sums of radii) pass `SHORTEST_SHARE` even so."""
+"""Most volume of the atoms, as spheres of their covalent radii, over the volume of the cell. Caesium fluoride has 1.14,
+barium oxide 1.0, metals 0.5, diamond 0.3. A lattice in A that is taken for bohr has 6.75 times as much, while the
+distances of a metal or a salt (1.1 to 1.2 sums of radii) still pass `SHORTEST_SHARE`."""
 
 BOHR_A = 0.529177210903
 """CODATA 2018."""
 
 LARGEST_LENGTH_A = 1e6
-"""Of a lattice's numbers: a cell of 10,000 atoms has sides of some 100 A; the products of larger ones overflow."""
+"""Largest number of a lattice: a cell of 10,000 atoms has sides of some 100 A; products of larger numbers overflow."""
 
 _NOBLE_GASES = (2, 10, 18, 36, 54, 86, 118)
 _NEIGHBOURS = 8
 _MOST_REDUCTIONS = 200
-"""Rounds of `reduced_basis`, of which each shortens a vector: a skew of 1e15 takes 5."""
+"""Most rounds of `reduced_basis`. Each round shortens a vector; a skew of 1e15 takes 5."""
 _MOST_DISTANCES = 1_000_000
-"""Up to here (89 atoms, 60 ms) all distances are computed: the first import of `scipy.spatial` takes 1 s."""
+"""Up to this many (89 atoms, 60 ms) all distances are computed; importing `scipy.spatial` for the first time takes 1
+s."""
 
 
 def checked_cell(
     where: str, lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A cell and its atoms as float64 `[3, 3]`, int64 `[n]` and float64 `[n, 3]` that cannot be written to."""
+    """A cell and its atoms as read-only arrays: float64 `[3, 3]`, int64 `[n]` and float64 `[n, 3]`."""
     lattice = np.array(lattice, dtype=np.float64)
     numbers = np.array(atomic_numbers, dtype=np.int64).reshape(-1)
     coords = np.array(frac_coords, dtype=np.float64).reshape(-1, 3)
-    # NaN is refused too: it is below nothing.
+    # NaN is refused too: it fails every comparison.
     if lattice.shape != (3, 3) or not (np.abs(lattice) < LARGEST_LENGTH_A).all():
         raise TomatError(
             f"{where}: expected a finite lattice of 3 row vectors, found shape {lattice.shape} with numbers up to "
@@ -73,7 +74,7 @@ def checked_cell(
 
 
 def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.ndarray, source: str) -> None:
-    # NaN is refused too: it is below nothing.
+    # NaN is refused too: it fails every comparison.
     if not (np.abs(lattice) < LARGEST_LENGTH_A).all() or not (np.abs(frac_coords) <= 1000).all():
         raise TomatError(f"{source}: the lattice or a coordinate is no plausible finite number; the file is damaged.")
     hint = "Is the lattice in angstrom, and not in bohr or scaled? `--accept distances` reads it as it is."
@@ -132,11 +133,11 @@ def shortest_distances_a(
 
 
 def reduced_basis(lattice: np.ndarray) -> np.ndarray:
-    """The shortest three vectors that span a lattice (a Minkowski-reduced basis), in which images of atoms are counted:
-    float64 `[3, 3]`, whole-numbered combinations of the rows of `lattice`, which are finite and not flat.
+    """The shortest three vectors that span a lattice (a Minkowski-reduced basis): float64 `[3, 3]`, integer
+    combinations of the rows of `lattice`, which are finite and not flat. Images of atoms are counted in this basis.
 
-    By pairs, and then the longest vector by the nearest one of the plane of the others (I. Semaev, Lecture Notes in
-    Computer Science 2146, 2001). A basis that is reduced stays as it is.
+    Pairs are reduced first, then the longest vector by the nearest vector in the plane of the other two (I. Semaev,
+    Lecture Notes in Computer Science 2146, 2001). A reduced basis stays as it is.
     """
     basis = np.array(lattice, dtype=np.float64)
 
@@ -158,7 +159,7 @@ def reduced_basis(lattice: np.ndarray) -> np.ndarray:
 
 
 def atoms_and_images(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A reduced basis, the atoms in its cell, and these with their images around it, the cell first: rows in A."""
+    """A reduced basis, the atoms in its cell, and these atoms with their images around it, cell first: rows in A."""
     basis = reduced_basis(lattice)
     fractions = frac_coords @ lattice @ np.linalg.inv(basis)
     cartesian = (fractions - np.floor(fractions)) @ basis
@@ -170,7 +171,7 @@ def atoms_and_images(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.n
 
 
 def neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The nearest atoms of every atom, periodic images among them: indices of both, and the distance in A."""
+    """The eight nearest atoms of every atom, periodic images included: indices of both, and the distance in A."""
     n_atoms = len(frac_coords)
     _, atoms, images = atoms_and_images(lattice, frac_coords)
     if n_atoms * len(images) > _MOST_DISTANCES:
@@ -187,22 +188,22 @@ def neighbours(lattice: np.ndarray, frac_coords: np.ndarray) -> tuple[np.ndarray
 
 
 _VOID_STEP_A, _VOID_STEPS = 1.0, 24
-"""Between the points of a cell, and the most of them along a side, whose distances bound its largest void."""
+"""Spacing of the grid points whose distances bound the largest void, and the most of these points along a side."""
 _ON_FACE = 1e-6
 """Fraction of a cell by which rounding may put a corner of a Voronoi cell outside."""
 
 
 def void_radius_a(lattice: np.ndarray, frac_coords: np.ndarray) -> float:
-    """The farthest that any point of the cell is from its nearest atom, A: the radius of the largest sphere without a
-    nucleus. Its centre is a corner of the atoms' Voronoi cells. `frac_coords`: `[n, 3]`, at least one."""
+    """The largest distance, in A, of any point of the cell from its nearest atom: the radius of the largest sphere
+    without a nucleus. Its centre is a corner of the atoms' Voronoi cells. `frac_coords`: `[n, 3]`, at least one."""
     from scipy.spatial import KDTree, Voronoi
 
     basis, _, images = atoms_and_images(lattice, frac_coords)
     inverse = np.linalg.inv(basis)
     lengths = np.linalg.norm(basis, axis=1)
     x, y, z = np.clip(np.ceil(lengths / _VOID_STEP_A).astype(int), 1, _VOID_STEPS).tolist()
-    # No point is farther from one of these than half of the steps along the three axes, so none farther from an atom
-    # than this; what lies farther from the cell has no part in its voids.
+    # No point is farther from a grid point than half of the steps along the three axes, so none is farther from an atom
+    # than `bound_a`. Atoms farther from the cell than that have no part in its voids.
     bound_a = float(
         nearest_atom_a(lattice, frac_coords, (x, y, z), basis).max() + (lengths / (2 * x, 2 * y, 2 * z)).sum()
     )
@@ -218,8 +219,8 @@ def void_radius_a(lattice: np.ndarray, frac_coords: np.ndarray) -> float:
 def nearest_atom_a(
     lattice: np.ndarray, frac_coords: np.ndarray, grid_shape: tuple[int, int, int], sides: np.ndarray | None = None
 ) -> np.ndarray:
-    """The distance of every voxel to its nearest atom, periodic images too: float32 `grid_shape`, A; the first voxel is
-    at the origin. `sides`: `[3, 3]`, a, b, c of the voxels in A; None: the lattice."""
+    """The distance in A of every voxel to its nearest atom or periodic image: float32 `grid_shape`. The first voxel is
+    at the origin. `sides`: `[3, 3]`, the vectors in A that the voxels divide; None: the lattice."""
     from scipy.spatial import KDTree
 
     basis, _, images = atoms_and_images(lattice, frac_coords)

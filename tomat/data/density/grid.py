@@ -41,12 +41,12 @@ class DensityGrid:
     clipped_voxels: int = 0
     """How many negative values were set to zero when it was read or refined."""
     clipped_electrons: float = 0.0
-    """Electrons that this added. On 32^3 voxels, silicon of VASP dips to -0.19 e/Å³ at its nuclei: 0.011 of 8."""
+    """Electrons that this added: 0.011 of 8 in VASP's silicon on 32^3 voxels, with -0.19 e/Å³ at its nuclei."""
 
     partial: bool = False
-    """Its file says by name or title that it holds a part of the electrons, and `accept` has let it in."""
+    """Its file says by name or title that it holds only a part of the electrons, and `accept` allows this."""
     electrons_are_flagged: ClassVar[bool] = False
-    """Of a prediction, whose flags say how far off its electrons are: it is written all the same."""
+    """True for a prediction: its flags say how far off its electrons are, and it is written all the same."""
 
     def __post_init__(self) -> None:
         name = f"density {self.material_id!r}" if self.material_id else "density"
@@ -123,7 +123,7 @@ class DensityGrid:
         return Chgcar(self.structure, {"total": self.rho.astype(np.float64) * self.volume_a3})
 
     def to_ase(self) -> Atoms:
-        """ASE's `Atoms`, periodic; they have no place for a density, which stays `rho`, in e/Å³."""
+        """Periodic `Atoms` of ASE. They cannot hold the density, which stays in `rho`, e/Å³."""
         try:
             from ase import Atoms
         except ModuleNotFoundError as error:
@@ -136,7 +136,7 @@ class DensityGrid:
         return (self.rho * np.float64(self.volume_a3)).astype(np.float32)
 
     def patch(self, anchor: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """A block of the endless crystal, of any size: `[i, j, k]` is `rho[(anchor + (i, j, k)) mod grid_shape]`."""
+        """A block of the infinite crystal, of any size: `[i, j, k]` is `rho[(anchor + (i, j, k)) mod grid_shape]`."""
         sides = [int(side) for side in shape]
         if len(sides) != 3 or len(anchor) != 3 or min(sides) < 1:
             raise TomatError(f"a patch needs an anchor and 3 sides of at least 1, found {list(anchor)} and {sides}.")
@@ -144,9 +144,9 @@ class DensityGrid:
         return self.rho[np.ix_(*((int(start) + np.arange(side)) % n for start, side, n in along))]
 
     def refined(self, grid_shape: Sequence[int], *, clip_negative: bool = False) -> DensityGrid:
-        """The trigonometric interpolation of rho on a finer grid: exact for a plane-wave density, whose Fourier series
-        ends. The electron count stays, and every original value where the grids meet. `clip_negative`: set to zero, and
-        count, what is negative; a series that was cut off rings below zero between voxels."""
+        """Trigonometric interpolation of rho on a finer grid. It is exact for a plane-wave density, whose Fourier
+        series is finite. It keeps the electron count, and every value at a point of both grids. `clip_negative`: set
+        negative values to zero and count them, since a truncated series rings below zero between voxels."""
         sides = [int(side) for side in grid_shape]
         if len(sides) != 3 or any(side < n for side, n in zip(sides, self.grid_shape, strict=True)):
             raise TomatError(f"density {self.material_id!r}: {self.grid_shape} refined to {sides}: no side may shrink.")
@@ -168,7 +168,7 @@ class DensityGrid:
 
 
 def check_electrons(grid: DensityGrid, source: str) -> None:
-    """Refuse a density whose integral no set of these atoms has, unless its reader or its flags have said so."""
+    """Refuse a density whose integral these atoms cannot have, unless it is known to be partial or is flagged."""
     if grid.partial or grid.electrons_are_flagged:
         return
     least, most = plausible_electron_counts(grid.atomic_numbers)

@@ -1,4 +1,4 @@
-"""Densities by their paths: which lie at a place, as every `--input` finds them, and one opened whatever its format."""
+"""Densities by path: the search that every `--input` uses, and the opening of a density of any format."""
 
 import os
 from collections import Counter
@@ -24,9 +24,9 @@ CHGCAR_NAMES = ("CHGCAR", "AECCAR", "CHG", "PARCHG")
 EXPECTED = "CHGCAR*[.gz|.bz2|.xz], *.vasp, *.cube, *.zarr, *.json.gz or *.json"
 _ENDINGS = (".zarr", ".json.gz", ".json", *PACKED, ".vasp", *CUBE_SUFFIXES)
 _REMOTE = (".zarr", ".json.gz", ".json")
-"""Kinds that are looked for in a bucket; of one object the name says what it is."""
+"""Endings that are looked for in a bucket. A single object may have any ending of `_ENDINGS`."""
 MOST_SHOWN = 5
-"""Names for each reason."""
+"""Most names shown for each reason."""
 
 READERS = {
     read_chgcar: ("CHGCAR", read_parts),
@@ -34,14 +34,14 @@ READERS = {
     read_zarr: ("rho_gga Zarr", parts_of_group),
     read_materials_project: ("Materials Project JSON", parts_of_document),
 }
-"""To each reader the name of what it reads, and what else is in such a file."""
+"""For each reader: the name of its format, and the function that tells what else such a file holds."""
 
 
 def open_density(
     location: str | os.PathLike[str], material_id: str | None = None, rules: ReadRules = DEFAULT_RULES
 ) -> DensityGrid:
-    """Read a density, told apart by name: `*CHGCAR*[.gz|.bz2|.xz]`, `*.vasp`, `*.cube[.gz|.bz2|.xz]`, `*.zarr` (or a
-    folder with `zarr.json`), `*.json[.gz]` of the Materials Project; Zarr and JSON also as URLs. A MemoryError is
+    """Read a density. Its name tells the format: `*CHGCAR*[.gz|.bz2|.xz]`, `*.vasp`, `*.cube[.gz|.bz2|.xz]`, `*.zarr`
+    (or a folder with `zarr.json`), `*.json[.gz]` of the Materials Project. Zarr and JSON may be URLs. A MemoryError is
     passed on."""
     text = os.fspath(location).rstrip("/")
     return read_density(lambda: _known_reader(text)(text, material_id, rules), text)
@@ -53,12 +53,12 @@ def format_name(location: str) -> str:
 
 
 def parts_beside(location: str) -> Parts:
-    """What a file holds beside the total density, of which `open_density` reads no more than that it is whole."""
+    """What a file holds beside the total density. `open_density` only checks that these parts are whole."""
     return READERS[_known_reader(location)][1](location.rstrip("/"))
 
 
 def check_species_apply(locations: Iterable[str], rules: ReadRules) -> None:
-    """Refuse elements for densities of which none is a CHGCAR that names none: all others name theirs."""
+    """Refuse `--species` if no density is a CHGCAR without element names, since all others name their elements."""
     if not rules.species:
         return
     chgcars = [each for each in locations if is_chgcar(each)]
@@ -74,8 +74,8 @@ def is_chgcar(location: str) -> bool:
 
 
 def read_density(read: Callable[[], DensityGrid], location: str) -> DensityGrid:
-    """Call `read`, and make a TomatError that names the file of whatever it raises, but for a MemoryError: what is
-    broken may surface anywhere in Zarr, pymatgen, NumPy or a decompressor."""
+    """Call `read`, and turn any error but a MemoryError into a TomatError that names the file: a damaged file may fail
+    anywhere in Zarr, pymatgen, NumPy or a decompressor."""
     remedy = "; it cannot be opened, is damaged, or holds something else."
     with naming(f"{location} cannot be read as a density", remedy):
         return read()
@@ -90,7 +90,7 @@ def _known_reader(text: str) -> Callable[[str, str | None, ReadRules], DensityGr
 
 
 def _reader(location: str) -> Callable[[str, str | None, ReadRules], DensityGrid] | None:
-    """What reads a density of that name; None for a name of no known kind."""
+    """The reader for a density of that name; None for a name of no known kind."""
     text = location.rstrip("/")
     name = text.rsplit("/", 1)[-1]
     if name.endswith(".zarr") or (Path(text) / "zarr.json").is_file():
@@ -107,10 +107,10 @@ def _reader(location: str) -> Callable[[str, str | None, ReadRules], DensityGrid
 
 @dataclass(frozen=True)
 class DensityFile:
-    """A file, folder or object that is called as a density."""
+    """A file, folder or object with the name of a density."""
 
     name: str
-    """Of the material; no two of a search have the same."""
+    """Name of the material, unique in a search."""
     path: str
 
 
@@ -119,16 +119,16 @@ class FoundDensities:
     files: tuple[DensityFile, ...]
     """In the order given, those of a folder sorted by path."""
     ignored: Mapping[str, str]
-    """Why, by path, of every other file of a folder."""
+    """By path, why every other file of a folder is ignored."""
 
 
 def find_densities(paths: Iterable[str], tries: int = STORAGE_TRIES, accept: Sequence[str] = ()) -> FoundDensities:
     """The densities among files, folders and URLs.
 
-    A folder is searched to any depth, links to folders too, but for what is hidden. A CHG is taken where no CHGCAR lies
-    beside it; a file that is named is taken whatever it is called; with `not_total` in `accept` a folder gives parts of
-    densities too (AECCAR0, PARCHG). A material is called as its file without suffixes, a file just called CHGCAR as its
-    folder; where two would be called the same, the folders above go before the name.
+    A folder is searched to any depth, links to folders too, but without hidden files or folders. In a folder a CHG is
+    taken only if no CHGCAR lies beside it, and a part of a density (AECCAR0, PARCHG) only with `not_total` in `accept`.
+    A file that is given itself is taken whatever its name. A material has the name of its file without suffixes, or of
+    its folder if the file is just called CHGCAR. If two names are equal, the folders above are put before them.
     """
     found: dict[str, tuple[str, str]] = {}
     ignored: dict[str, str] = {}
@@ -171,14 +171,14 @@ def material_name(path: str) -> str:
 
 
 def densities_below(root: str, suffixes: str | tuple[str, ...], tries: int = STORAGE_TRIES) -> list[str]:
-    """The paths or URLs directly below a folder or URL that end so."""
+    """The paths or URLs directly below a folder or URL that end with `suffixes`."""
     entries = asked(root, tries, lambda files, path: files.ls(path, detail=False))
     names = (str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in entries)
     return [f"{root}/{name}" for name in names if name.endswith(suffixes)]
 
 
 def asked[Answer](place: str, tries: int, ask: Callable[[Any, str], Answer]) -> Answer:
-    """What `ask` says of the file system that a path or URL lies on, and its path there; tried again in an outage."""
+    """Call `ask` with the file system of a path or URL and the path on it. Tries again in an outage."""
     import fsspec
 
     def answer() -> Answer:
@@ -198,7 +198,7 @@ def text_at(place: str, tries: int = STORAGE_TRIES) -> str:
 
 
 def _below(given: str, tries: int, not_total: bool) -> tuple[list[str], dict[str, str]]:
-    """The densities at one path, and what else lies there with the reason."""
+    """The densities at one path, and by path why other files there are ignored."""
     path = given.rstrip("/") or given
     if "://" in path:
         if path.endswith(_ENDINGS):
@@ -248,9 +248,9 @@ def _passed_over(name: str, store: bool, beside: set[str]) -> str | None:
 
 
 def _named(paths: Mapping[str, str]) -> list[DensityFile]:
-    """Each with a name of its own: folders go before it until it is, first those below where it was looked for."""
+    """Files with unique names. Folders are put before equal names, first the folders below the place of the search."""
     beside = Counter((PurePosixPath(path).parent, material_name(path)) for path in paths)
-    # Two of one folder that differ in their suffix keep it.
+    # Two files of one folder that differ only in their suffix keep it.
     plain = {
         path: PurePosixPath(path).name
         if beside[PurePosixPath(path).parent, material_name(path)] > 1
@@ -273,6 +273,6 @@ def _named(paths: Mapping[str, str]) -> list[DensityFile]:
 
 
 def _twice(names: Mapping[str, str]) -> list[str]:
-    """The paths whose name another has too."""
+    """The paths whose name is not unique."""
     often = Counter(names.values())
     return [path for path, name in names.items() if often[name] > 1]

@@ -1,4 +1,4 @@
-"""How large a density may be, before memory is taken for it; and blocks of numbers in text, read whole or refused."""
+"""Limits on a density's size, checked before memory is taken; and blocks of numbers in text, read whole or refused."""
 
 import bz2
 import contextlib
@@ -17,29 +17,29 @@ import numpy as np
 from tomat.base.errors import TomatError
 
 MOST_ATOMS = 10_000
-"""Of a cell. The largest of the Materials Project has 444; plane-wave DFT ends at a few thousand."""
+"""Most atoms of a cell. The largest of the Materials Project has 444; plane-wave DFT ends at a few thousand."""
 
 MOST_VOXELS = 2**28
-"""Of a grid: 645^3, 1 GiB as float32. The largest of the Materials Project has 448^3."""
+"""Most voxels of a grid: 645^3, 1 GiB as float32. The largest of the Materials Project has 448^3."""
 
 MOST_TEXT_BYTES = 2**33
-"""Of a file that is decompressed: 448^3 values of 20 characters, total and three magnetisations, take 7.2 GB. Once the
-grid of a CHGCAR is known, its limit is what that grid can need, more or less than this: it is read piece by piece."""
+"""Most bytes of a decompressed file: 448^3 values of 20 characters, total and three magnetisations, take 7.2 GB. Once
+the grid of a CHGCAR is known, the limit is what this grid can need, more or less, since it is read piece by piece."""
 
 MOST_STRUCTURE_BYTES = 2**24
-"""Decompressed, of a structure: 1,600 for each of 10,000 atoms; JSON of pymatgen takes 300, a CIF 100."""
+"""Most decompressed bytes of a structure: 1,600 for each of 10,000 atoms; JSON of pymatgen takes 300, a CIF 100."""
 
 MOST_EXPANSION = 64
-"""Decompressed over compressed bytes, above `FREE_BYTES`: random digits compress 3 to 4 times, zeros 1,000 times."""
+"""Most decompressed over compressed bytes, above `FREE_BYTES`: random digits compress 3 to 4 times, zeros 1,000."""
 
 FREE_BYTES = 2**26
-"""Decompressed without a look at the ratio."""
+"""Decompressed bytes up to which the ratio is not checked."""
 
 COMPRESSION_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What gzip, bz2 and lzma raise for damaged data."""
 
 PACKED = (".gz", ".bz2", ".xz")
-"""Ends the names of compressed files."""
+"""Endings of the names of compressed files."""
 
 _PIECE_BYTES = 2**20
 _FEW_LINES = 16
@@ -66,7 +66,7 @@ def check_grid_shape(shape: Sequence[int], source: str) -> None:
 
 
 class BoundedText:
-    """Bytes of a plain, gzip, bz2 or xz stream, of which no more are decompressed than their header can need."""
+    """Bytes of a plain, gzip, bz2 or xz stream. No more are decompressed than `limit_bytes`."""
 
     def __init__(self, raw: IO[bytes], source: str, limit_bytes: int = MOST_TEXT_BYTES, kind: str = "density") -> None:
         """`kind`: what errors call the content."""
@@ -103,7 +103,7 @@ class BoundedText:
 
     def lines(self, count: int, longest: int) -> bytes:
         """The next `count` lines together; fewer at the end of the text."""
-        if count <= _FEW_LINES:  # or all that is read ahead would be searched for the end of one line, again and again
+        if count <= _FEW_LINES:  # otherwise every call would search all that is read ahead for the end of one line
             return b"".join(self.line(longest) for _ in range(count))
         found = []
         while count > 0 and (self._at < len(self._buffer) or self._fill()):
@@ -148,7 +148,7 @@ def open_text(path: str) -> BoundedText:
 
 
 def open_structure(path: str) -> BoundedText:
-    """As `open_text`, of a file that is read for its structure alone: up to `MOST_STRUCTURE_BYTES`."""
+    """As `open_text`, for a file that is read only for its structure: up to `MOST_STRUCTURE_BYTES`."""
     return BoundedText(open(path, "rb"), path, MOST_STRUCTURE_BYTES, "structure")
 
 
@@ -160,22 +160,22 @@ def structure_text(path: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
-        return content.decode("latin-1")  # names of authors; every byte is a letter of it
+        return content.decode("latin-1")  # for names of authors; every byte is a latin-1 character
 
 
 LONGEST_LINE_BYTES = 1 << 26
 _LINES_AT_ONCE = 1 << 16
 MOST_BLANK_READS = 1_000
-"""Pieces of a block without a value, after which it is refused: a file of millions of blank lines takes minutes."""
+"""A block with more pieces without a value is refused: a file of millions of blank lines would take minutes."""
 
 
 _D_AS_E = bytes.maketrans(b"Dd", b"Ee")
 _NO_E = re.compile(rb"(?<=[\d.])(?=[+-]\d{3}\b)")
-"""Where Fortran leaves the E out, of an exponent of three digits: 0.12345678901-100."""
+"""The place where Fortran leaves out the E before an exponent of three digits: 0.12345678901-100."""
 
 
 def finite_numbers(line: bytes) -> list[float] | None:
-    """The numbers of a short line, of a header; None if a word of it is none, or not finite."""
+    """The numbers of a short line, as in a header; None if a word is not a finite number."""
     for text in _as_fortran(line):
         with contextlib.suppress(ValueError):
             values = [float(word) for word in text.split()]
@@ -191,7 +191,7 @@ def without_padding(values: np.ndarray, n_values: int, per_line: int) -> np.ndar
 
 
 def read_block(text: BoundedText, n_values: int, what: str, kind: str) -> np.ndarray:
-    """`n_values` numbers over as many lines as they take, float64; a block ends with its line, which zeros may fill."""
+    """`n_values` numbers, float64, over as many lines as they take. A block ends with a line, which zeros may fill."""
     parts = [np.empty(0)]
     found, per_line, blank = 0, 1, 0
     while found < n_values:
@@ -216,7 +216,7 @@ def read_block(text: BoundedText, n_values: int, what: str, kind: str) -> np.nda
 
 
 def parsed(lines: bytes, source: str, what: str, kind: str) -> tuple[bytes, np.ndarray]:
-    """A piece of text, of which every word must be a number, with exponents as other languages read them; and these."""
+    """A piece of text, with exponents as other languages read them, and its numbers. Every word must be a number."""
     found = _numbers(lines)
     if found is None:
         word = next((word for word in lines.split() if _numbers(word) is None), b"")[:40].decode("latin-1")
@@ -225,7 +225,7 @@ def parsed(lines: bytes, source: str, what: str, kind: str) -> tuple[bytes, np.n
 
 
 def _as_fortran(text: bytes) -> Iterator[bytes]:
-    """A text as it is, and with the exponents that Fortran writes: D in double precision, or none."""
+    """The text as it is, then with E in place of Fortran's D, then also with E where Fortran writes no letter."""
     yield text
     text = text.translate(_D_AS_E)
     yield text
@@ -233,14 +233,14 @@ def _as_fortran(text: bytes) -> Iterator[bytes]:
 
 
 def _numbers(text: bytes) -> tuple[bytes, np.ndarray] | None:
-    """A text with its exponents as other languages write them, and all its numbers; None if a word of it is none."""
+    """The text with exponents as other languages write them, and its numbers; None if a word is not a number."""
     from pymatgen.optimization.fast_parser import parse_n_doubles
 
     space = np.frombuffer(b" " + text, dtype=np.uint8) <= 32
     n_words = int(np.count_nonzero(space[:-1] & ~space[1:]))
     values = np.empty(n_words + 2)
-    # The parser takes 1.2.3 or 1-100 as two, and stops at what is no number, after the 1.5 of 1.5D-03: it reaches the
-    # number that is added only if it has read all before.
+    # The parser takes 1.2.3 or 1-100 as two numbers, and stops at anything else, as after the 1.5 of 1.5D-03. It finds
+    # one number more than there are words, the added 0, only if it has read every word as one number.
     for spelt in _as_fortran(text):
         if parse_n_doubles(io.BytesIO(spelt + b" 0\n"), values, n_words + 2) == n_words + 1:
             return spelt, values[:n_words]

@@ -1,5 +1,5 @@
-"""Densities as files that other codes read: each appears whole under its name, or not at all. A format's module is
-imported where it is written; a CHGCAR is written by pymatgen."""
+"""Writing of densities as files that other codes read. Each file appears whole under its name, or not at all. A
+format's module is imported where it is written; pymatgen writes CHGCARs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from tomat.data.density.espresso import ReciprocalList
 
 FORMATS: Mapping[str, str] = {"chgcar": ".CHGCAR", "cube": ".cube", "zarr": ".zarr", "json": ".json.gz", "qe": ".save"}
-"""Format to the end of the file's name; `.zarr` and `.save` are folders."""
+"""From format to the ending of the file's name; `.zarr` and `.save` are folders."""
 CHARGE_DENSITY = "charge-density.dat"
 
 WRITING = ".writing-"
-"""Begins the name of the folder that an output lies in until it is whole."""
+"""Prefix of the folder in which an output lies until it is whole."""
 _EXCHANGES = 100
 """How often another process may be faster with the same folder."""
 
@@ -58,7 +58,7 @@ def form_of(path: str | os.PathLike[str]) -> str:
 
 
 class OutputError(TomatError):
-    """The place cannot be written, whatever the structure: the next would fail too."""
+    """The place cannot be written, whatever the structure, so the next structure would fail too."""
 
 
 def write_density(
@@ -115,7 +115,7 @@ def write_density(
 
 
 def check_replaceable(target: Path, form: str) -> None:
-    """Refuse a folder in the place of an output that holds anything but such an output: it would be removed."""
+    """Refuse to replace a folder that holds anything but such an output. A Zarr store may replace any folder."""
     if form == "zarr" or not target.is_dir():
         return
     others = sorted({each.name for each in target.iterdir()} - ({CHARGE_DENSITY} if form == "qe" else set()))
@@ -138,13 +138,13 @@ def _write_cube(grid: DensityGrid, place: Path, title: str = "") -> None:
 
 
 def _one_line(grid: DensityGrid, metadata: Mapping[str, Any]) -> str:
-    """What made a density, as the title of a file: of ASCII, as readers of titles may expect."""
+    """What made a density, as the title of a file. It is ASCII, since readers of titles may expect that."""
     said = "; ".join(f"{name} {value}" for name, value in metadata.items())
     return " ".join(f"{grid.formula}{OWN_TITLE}{said}".split()).encode("ascii", "replace").decode()
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed have left half-written in a folder; what others write now stays."""
+    """Remove half-written outputs of killed processes from a folder. Outputs that are being written now stay."""
     for left in folder.glob(f"{WRITING}*"):
         with contextlib.suppress(OSError):
             lock = _lock(left)
@@ -154,7 +154,7 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A place to write to; what lies there as the block ends without an error takes the place of `target`."""
+    """A place to write to. If the block ends without an error, what lies there replaces `target`."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
@@ -167,7 +167,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _writing_folder(parent: Path) -> Iterator[Path]:
-    """A folder to write into, of a name of its own, locked for as long as it is written into."""
+    """A folder with a unique name to write into, locked as long as the block lasts."""
     lock = None
     while lock is None:
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=WRITING))
@@ -185,7 +185,7 @@ def _writing_folder(parent: Path) -> Iterator[Path]:
 
 
 def _lock(folder: Path, *, needed: bool = True) -> int:
-    """An open file that holds the lock of a folder: the system lets go of it when the process ends, however it ends."""
+    """An open file that holds the lock of a folder. The system releases it when the process ends, however it ends."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,7 +197,7 @@ def _lock(folder: Path, *, needed: bool = True) -> int:
 
 
 def _exchange(temporary: Path, target: Path) -> None:
-    """Give what is whole the name of the target; another process may put a folder of that name there meanwhile."""
+    """Rename a whole output to the target. Another process may put a folder of that name there meanwhile."""
     for attempt in itertools.count():
         if target.is_dir():
             with contextlib.suppress(FileNotFoundError):
@@ -211,7 +211,7 @@ def _exchange(temporary: Path, target: Path) -> None:
 
 
 def content_sha256(path: Path) -> str | None:
-    """Of a file, or of all files of a folder with their names; None where it is not there or cannot be read."""
+    """Hash of a file, or of all files of a folder with their names; None if it is missing or cannot be read."""
     digest = hashlib.sha256()
     try:
         for file in _files(path):
@@ -224,7 +224,7 @@ def content_sha256(path: Path) -> str | None:
 
 
 def size_bytes(path: Path) -> int | None:
-    """Of a file, or of all files in a folder; None if there is neither."""
+    """Size of a file, or of all files in a folder; None if there is neither."""
     return sum(each.stat().st_size for each in _files(path)) if path.exists() else None
 
 

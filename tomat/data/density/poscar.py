@@ -15,16 +15,16 @@ from tomat.data.density.elements import SYMBOLS, atomic_number
 from tomat.data.density.rules import ReadRules
 
 MOST_GROUPS = 400
-"""Counts in a header. VASP writes 20 a line, and a line of them for atoms that are not sorted by element."""
+"""Most counts in a header. VASP writes 20 per line, and whole lines of them for atoms not sorted by element."""
 
 NEIGHBOURS = ("POSCAR", "CONTCAR", "POTCAR")
 """Files of the same calculation that name its elements."""
 
 OF_A_CALCULATION = ("CHGCAR", "CHG", "AECCAR0", "AECCAR1", "AECCAR2", "PARCHG")
-"""Names that VASP gives: what lies beside is of the same calculation. `mp-1.CHGCAR`, `mp-1.vasp` lie in collections."""
+"""Names that VASP gives: what lies beside is of the same calculation. `mp-1.CHGCAR`, `mp-1.vasp` are in collections."""
 
 LARGEST_VOLUME_CHANGE = 0.2
-"""Of the cell, between the density and a POSCAR or CONTCAR of its calculation: relaxations stay below it."""
+"""Largest relative change between the cell of a density and the POSCAR or CONTCAR beside it; relaxations stay below."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Header:
     species: tuple[str, ...] | None
     """Element of each group; None where the text names none (VASP 4)."""
     elements: tuple[str, ...] | None
-    """Of each atom, from the species line or the ends of the coordinate lines; None where neither names any."""
+    """Element of each atom, from the species line or the ends of the coordinate lines; None where neither names any."""
     frac_coords: np.ndarray
     title: str = ""
 
@@ -45,7 +45,7 @@ class Header:
         return abs(float(np.linalg.det(self.lattice)))
 
     def names(self, species: Sequence[str]) -> bool:
-        """Whether it names these elements, a group each."""
+        """Whether the header names these elements, one per group."""
         return species in (self.species, tuple(dict.fromkeys(self.elements or ())))
 
 
@@ -86,7 +86,7 @@ def read_header(text: limits.BoundedText) -> Header:
 
 def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
     """The elements of a header, from itself, from `--species`, or from the files of its calculation beside it: atomic
-    numbers int64 `[n]`. One that names its elements is read as it is; that the flag says others is told."""
+    numbers int64 `[n]`. A header that names its elements is read as it is, with a warning if the flag differs."""
     species, elements = rules.species, header.elements
     groups = f"{len(header.counts)} group(s) of {_words(header.counts)} atom(s)"
     if elements is not None:
@@ -122,8 +122,8 @@ def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
 
 
 def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
-    """Refuse `--species` where every file names its elements, and none those of the flag. A file that cannot be read is
-    passed over, and the flag taken to be for it: its reader says what is wrong."""
+    """Refuse `--species` if every file names its elements and no file names those of the flag. If a file cannot be
+    read, the flag is taken to be for it: its reader says what is wrong."""
     first = ""
     for path in paths if rules.species else ():
         try:
@@ -143,12 +143,12 @@ def check_species_used(paths: Iterable[str], rules: ReadRules) -> None:
 
 
 def _is_of_its_folder(path: Path) -> bool:
-    """Whether a file is called as VASP calls it, so that the folder is its calculation's and not a collection."""
+    """Whether a file has a name that VASP gives, so that its folder is a calculation's and not a collection."""
     return limits.unpacked(path.name) in OF_A_CALCULATION
 
 
 def _beside(header: Header, path: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """The species that the files of the calculation name, by file; and of those that do not fit, why."""
+    """The species that the files of the calculation name, by file; and why other files do not fit."""
     found: dict[str, tuple[str, ...]] = {}
     misfits = []
     names = [f"{name}{packed}" for name in NEIGHBOURS for packed in ("", ".gz")] if _is_of_its_folder(path) else []
@@ -218,7 +218,7 @@ def _groups(text: limits.BoundedText) -> tuple[tuple[str, ...] | None, tuple[int
 
 
 def _coordinates(text: limits.BoundedText, n_atoms: int, selective: bool) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """The coordinates, and the elements that stand at the ends of their lines, if at all of them."""
+    """The coordinates, and the elements at the ends of their lines, if every line has one."""
     source = text.source
     coords, symbols = [], []
     for atom in range(1, n_atoms + 1):
@@ -240,7 +240,7 @@ def _coordinates(text: limits.BoundedText, n_atoms: int, selective: bool) -> tup
         if rest and rest[0] in SYMBOLS:
             symbols.append(rest[0])
     following = text.line()
-    # A CONTCAR of molecular dynamics in a cell that changes goes on with the velocities of the lattice at once.
+    # A CONTCAR of molecular dynamics with a variable cell goes on at once with the velocities of the lattice.
     if following.strip() and not following.lower().startswith(b"lattice velocities"):
         raise TomatError(
             f"{source}: found {_shown(following.strip())} after the last atom of {n_atoms}; expected an empty line."

@@ -1,8 +1,8 @@
 """The promolecule: a density as a sum over atoms of one non-negative radial function for each element.
 
-It reads the structure alone, and is the baseline that every prediction has to beat. Normal equations are added up
-density by density, in any process, and solved once. Without non-negativity an element of one compound takes what its
-neighbours leave over, and is useless elsewhere (up to 116 % NMAE where the non-negative one has 6 %).
+It depends only on the structure, and is the baseline that every prediction has to beat. Normal equations are summed
+density by density, in any process, and solved once. Without non-negativity an element of a single compound takes what
+its neighbours leave over, and is useless elsewhere (up to 116 % NMAE where the non-negative fit has 6 %).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _AGAIN = "Fit it again with `tomat promolecule fit`, or copy it again from where
 
 @dataclass(frozen=True)
 class RadialBasis:
-    """`n` functions of the distance r, all zero with value, slope and curvature at `cutoff_a`, all flat at r = 0;
-    `model/environment.py` evaluates the same in JAX.
+    """`n` functions of the distance r. Their value, slope and curvature are zero at `cutoff_a`, their slope is zero at
+    r = 0. `model/environment.py` evaluates the same functions in JAX.
 
     Function k is the cubic B-spline `B(s - k) + B(s + k)` (for k = 0 `B(s)`) of the stretched distance
     `s = (n + 1) log(1 + r / stretch_a) / log(1 + cutoff_a / stretch_a)`, with
@@ -58,7 +58,7 @@ class RadialBasis:
     n: int = 16
     """Functions."""
     cutoff_a: float = 5.0
-    """Distance from which on all are zero, A."""
+    """Distance beyond which all are zero, A."""
     stretch_a: float = 0.5
     """Knots are uniform in log(1 + r / stretch_a): 16 lie 0.07 A apart at the nucleus, 0.35 A at 2 A."""
 
@@ -78,12 +78,12 @@ class RadialBasis:
         return _cubic(s - k) + np.where(k > 0, _cubic(s + k), 0.0)
 
     def reach_a(self, coefficients: np.ndarray) -> float:
-        """Distance from which on a sum of the functions, `[n]`, is zero, A: function k is from s = k + 2 on."""
+        """Distance, A, beyond which a sum of the functions, `[n]`, is zero: function k is zero from s = k + 2 on."""
         last = int(np.flatnonzero(coefficients).max(initial=-2))
         return min(self.cutoff_a, self.stretch_a * float(np.expm1((last + 2) / self.scale)))
 
     def nonzero(self, distance_a: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The same, four functions a distance: pairs of which function, int `[m]`, and its value there, `[m]`."""
+        """The non-zero functions, four per distance: four pairs of function indices, int `[m]`, and values, `[m]`."""
         s = self.scale * np.log1p(distance_a / self.stretch_a)
         knot = s.astype(np.int64)
         u = s - knot
@@ -91,7 +91,7 @@ class RadialBasis:
         pieces = v * v * v, (3 * u - 6) * u * u + 4, (3 * v - 6) * v * v + 4, u * u * u
         for place, piece in enumerate(pieces, start=-1):
             function = np.abs(knot + place)
-            # Beyond the last function the value counts for nothing.
+            # Functions beyond the last do not exist: their value is zero.
             yield np.minimum(function, self.n - 1), np.where(function < self.n, piece / 6.0, 0.0)
 
 
@@ -107,13 +107,13 @@ class Promolecule:
     """Atomic number to float64 `[basis.n]`, e/Å³, none negative."""
     n_materials: int = 0
     valences: Mapping[int, float] = field(default_factory=dict)
-    """Atomic number to the electrons that an atom brings to these densities, where their counts settle it."""
+    """Atomic number to the electrons that an atom brings to these densities, where their counts settle this."""
     shortest_distance_a: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """By pair of atomic numbers, the lower one first: the shortest distance of neighbours in these densities."""
     spacing_a: float = 0.0
     """Median distance of neighbouring voxels, A; 0 where nothing was fitted."""
     void_radius_a: float | None = None
-    """The farthest that any point of these densities was from its nearest atom, A; None: an earlier fit."""
+    """Largest distance, A, of any point of these densities from its nearest atom; None: an earlier fit."""
 
     @property
     def elements(self) -> tuple[int, ...]:
@@ -135,13 +135,13 @@ class Promolecule:
         functions = _sampled(basis, points + 1)
         tables = {z: functions @ self.coefficients[z] for z in present}
         total = np.zeros(grid_shape, np.float64)
-        # The voxels are a lattice too: by its shortest vectors few are looked at, however skewed the cell is.
+        # The voxels form a lattice too. With its shortest vectors few are looked at, however skewed the cell is.
         sides = crystal.lattice / np.array(grid_shape)[:, None]
         steps = reduced_basis(sides)
         whole = np.round(steps @ np.linalg.inv(sides)).astype(np.int64)
         as_stored = np.array_equal(whole, np.eye(3))
         places = crystal.frac_coords * grid_shape @ np.round(np.linalg.inv(whole))
-        # What a fit leaves of the outermost functions is often zero.
+        # The coefficients of the outermost functions are often zero.
         reaches_a = {z: basis.reach_a(self.coefficients[z]) for z in present}
         steps_an_a = np.linalg.norm(np.linalg.inv(steps), axis=0)
         for number, at in zip(crystal.atomic_numbers.tolist(), places, strict=True):
@@ -169,7 +169,7 @@ class Promolecule:
         return total.astype(np.float32)
 
     def checked_elements(self, crystal: Crystal) -> list[int]:
-        """Atomic numbers of a structure, each once, ascending; one that was not fitted is refused."""
+        """Atomic numbers of a structure, each once, ascending. Refuses an element that was not fitted."""
         present = sorted(set(crystal.atomic_numbers.tolist()))
         if unknown := [symbol_of(z) for z in present if z not in self.coefficients]:
             raise TomatError(
@@ -196,7 +196,7 @@ class Promolecule:
         return hashlib.sha256(dump_json(self._content()).encode()).hexdigest()
 
     def _content(self) -> dict[str, Any]:
-        # Without a key where it is not known: the hash of an earlier promolecule stays what it was.
+        # An unknown radius has no key, so that the hash of an earlier promolecule stays the same.
         void = {} if self.void_radius_a is None else {"void_radius_a": self.void_radius_a}
         return {
             "format": _FORMAT,
@@ -229,7 +229,7 @@ class Promolecule:
                 float(values["void_radius_a"]) if "void_radius_a" in values else None,
             )
             whole = values["format"] == _FORMAT and values["sha256"] == found.sha256
-        # A basis that cannot be is a TomatError; a number too large is an OverflowError, deep nesting a RecursionError.
+        # An impossible basis is a TomatError, a number too large an OverflowError, deep nesting a RecursionError.
         except (TomatError, LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise TomatError(f"{source} is not a promolecule ({type(error).__name__}: {error}). {_AGAIN}") from error
         if not whole:
@@ -243,8 +243,8 @@ class Promolecule:
 
 @lru_cache(maxsize=4)
 def _sampled(basis: RadialBasis, points: int) -> np.ndarray:
-    """The functions at that many distances from 0 to the cutoff, float64 [points, n]: of a small cell they took a third
-    of the time of its sum of atoms."""
+    """The functions at `points` distances from 0 to the cutoff, float64 [points, n]. They are cached, since they took a
+    third of the time of a small cell's sum of atoms."""
     return basis(np.linspace(0.0, basis.cutoff_a, points))
 
 
@@ -255,8 +255,8 @@ def _pair(words: str) -> tuple[int, int]:
 
 @dataclass
 class PromoleculeFit:
-    """Normal equations of the least-squares fit, to which densities of one weight each are added, in a fixed order,
-    since sums of floats depend on it; a voxel weighs 1 / (rho + `WEIGHT_E_PER_A3`)."""
+    """Normal equations of the least-squares fit. All densities have the same weight; a voxel weighs 1 / (rho +
+    `WEIGHT_E_PER_A3`). Densities are added in a fixed order, since sums of floats depend on it."""
 
     basis: RadialBasis = field(default_factory=RadialBasis)
     n_materials: int = 0
@@ -265,16 +265,16 @@ class PromoleculeFit:
     projections: dict[int, np.ndarray] = field(default_factory=dict)
     """For each atomic number, float64 `[n]`: sums of products of its functions with the density."""
     material_ids: list[str] = field(default_factory=list)
-    """Names of the densities, as far as they were given: what a fit that was stopped need not add again."""
+    """Names of the densities, as far as names were given. A continued fit skips these densities."""
     atoms: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     electrons: list[float] = field(default_factory=list)
     spacings_a: list[float] = field(default_factory=list)
     distances_a: dict[tuple[int, int], float] = field(default_factory=dict)
     void_radii_a: list[float] = field(default_factory=list)
-    """Of each density: `geometry.void_radius_a`; fewer than densities where an earlier tomat added some."""
+    """`geometry.void_radius_a` of each density; fewer than densities if an earlier tomat added some."""
 
     def add(self, grid: DensityGrid, material_id: str = "", voxels: int = FIT_VOXELS) -> None:
-        """Add a density, at that many of its voxels; its name is kept if given."""
+        """Add a density at `voxels` of its voxels. Its name is kept if given."""
         crystal = Crystal.of(grid)
         index = (np.outer(np.arange(voxels), _STRIDES) % 1.0 * grid.grid_shape).astype(np.int64)
         rho = grid.rho[tuple(index.T)].astype(np.float64)
@@ -324,7 +324,7 @@ class PromoleculeFit:
         return settled_valences([dict(row) for row in self.atoms], self.electrons)
 
     def to_bytes(self) -> bytes:
-        """As an `.npz` file with its checksum, without loss; the same bytes for the same sums."""
+        """The content of an `.npz` file with a checksum, without loss; the same bytes for the same sums."""
         from tomat.base.checked_arrays import pack_arrays
 
         basis, elements, pairs = self.basis, sorted(self.projections), sorted(self.products)
@@ -386,8 +386,8 @@ class PromoleculeFit:
                 matrix[i * n : (i + 1) * n, j * n : (j + 1) * n] = block
                 matrix[j * n : (j + 1) * n, i * n : (i + 1) * n] = block.T
         right = np.concatenate([self.projections[z] for z in elements])
-        # The equations of x^T M x / 2 - b^T x as a least-squares problem: M = L L^T, |L^T x - L^-1 b|. The ridge is
-        # what float64 leaves of a function that no voxel sees.
+        # The minimum of x^T M x / 2 - b^T x as a least-squares problem: M = L L^T, |L^T x - L^-1 b|. The ridge, as
+        # small as float64 allows, is for functions that no voxel sees.
         ridge = 1e-10 * float(np.trace(matrix)) / len(matrix)
         lower = np.linalg.cholesky(matrix + ridge * np.eye(len(matrix)))
         solution, _ = nnls(lower.T, np.linalg.solve(lower, right), maxiter=100 * len(right))
@@ -403,7 +403,7 @@ class PromoleculeFit:
 
 
 def radial_sums(crystal: Crystal, places: np.ndarray, basis: RadialBasis) -> dict[int, np.ndarray]:
-    """Sums over the atoms of each element, periodic images too, of the radial functions, by atomic number: float64
+    """By atomic number, the radial functions summed over the atoms of that element and their periodic images: float64
     `[n_points, basis.n]`. `places`: `[n_points, 3]`, fractional."""
     elements = np.unique(crystal.atomic_numbers)
     cell = reduced_basis(crystal.lattice)

@@ -1,5 +1,5 @@
-"""What a reader may assume, which of its refusals are lifted, and what the name and the titles of a file say it holds:
-codes write cores, spins, bands, differences and potentials as they write their densities, beside them."""
+"""What a reader may assume, which of its refusals are lifted, and what the name and titles of a file say that it holds.
+Codes write cores, spins, bands, differences and potentials beside their densities, in the same formats."""
 
 import argparse
 import re
@@ -31,7 +31,7 @@ class ReadRules:
     count_electrons: bool = True
     """Whether the electron count is compared with what the atoms bring; False: the caller compares it."""
     valences: Mapping[int, float] | None = None
-    """Electrons that an atom brings, by atomic number, where known; densities of other elements have the known ones."""
+    """Electrons that an atom brings, by atomic number; not used for a density with other elements."""
 
     def __post_init__(self) -> None:
         for symbol in self.species:
@@ -76,19 +76,19 @@ class Kind:
 
     words: str
     form: Literal["not_total", "no_density", "other_total"]
-    """`not_total`: electrons, but not all; `no_density`: no electrons in any unit; `other_total`: all electrons of
-    another kind, which no folder gives and which is read where it is named itself."""
+    """`not_total`: electrons, but not all; `no_density`: no electrons in any unit; `other_total`: a total density of
+    another kind, which is not taken from a folder, but is read if its file is given itself."""
     name: str = ""
-    """Regular expression of file names, without case; ends of words are where no letter is."""
+    """Regular expression for file names, ignoring case. Only letters belong to a word."""
     title: str = ""
     """The same for title lines."""
 
 
 OWN_TITLE = ", by tomat: "
-"""Of what tomat writes: the formula goes before it, what made the density follows."""
+"""Part of the titles that tomat writes: the formula stands before it, what made the density after it."""
 
 _BEGINS, _ENDS = r"(?<![A-Za-z])", r"(?![A-Za-z])"
-"""Of a word: `MAG` is one in `CHGCAR_mag_GdN`, and none in `magnetite`."""
+"""Ends of a word: `MAG` is a word in `CHGCAR_mag_GdN`, but not in `magnetite`."""
 
 
 def _words(*alternatives: str) -> str:
@@ -119,18 +119,18 @@ KINDS = (
          _words("orbitals?", "wave ?functions?", "MO coefficients")),
     Kind("electrons and nuclei together", "no_density", "-TOTAL_DENSITY-"),
 )  # fmt: skip
-"""Of names and title lines; the first that matches says what a file holds."""
+"""Kinds by name and title lines; the first that matches says what a file holds."""
 
 
 def kind_of_name(location: str) -> Kind | None:
-    """What the name of a file or of a folder that is one (`.zarr`) says it holds; None for a total density."""
+    """What the name of a file or of a `.zarr` folder says that it holds; None for a total density."""
     name = location.rstrip("/").replace("\\", "/").rsplit("/", 1)[-1]
     return next((kind for kind in KINDS if kind.name and re.search(kind.name, name, re.IGNORECASE)), None)
 
 
 def check_kind(location: str, titles: Iterable[str], accept: Iterable[str]) -> bool:
     """Refuse a file that says it is no total density; True for a part that `accept` lets in."""
-    # What tomat says of itself in a title holds names of runs and paths: they say nothing of the quantity.
+    # What tomat adds to a title has names of runs and paths, which say nothing about the quantity.
     of_name, text = kind_of_name(location), "\n".join(title.partition(OWN_TITLE)[0] for title in titles)
     of_title = (kind for kind in KINDS if kind.title and re.search(kind.title, text, re.IGNORECASE))
     kind = of_name or next(of_title, None)

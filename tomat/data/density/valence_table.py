@@ -1,5 +1,5 @@
-"""The counts that valence electrons of pseudopotentials in use (`elements.KNOWN_VALENCES`) add up to. A count that no
-set gives is a density of another kind, in another unit, of other atoms, or of a charged cell."""
+"""The counts that valence electrons of pseudopotentials in use (`elements.KNOWN_VALENCES`) add up to. A density with
+another count is of another kind, in another unit, of other atoms, or of a charged cell."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ HEAVIEST_WITH_ITS_CORE = 36
 """Molecular codes keep the cores of elements up to krypton and replace those of heavier ones (the def2 sets)."""
 
 MOST_READINGS = 24
-"""Kept of one count."""
+"""Most readings kept for one count."""
 
 Valences = Mapping[int, float]
 """Electrons that an atom brings, by atomic number."""
@@ -20,14 +20,14 @@ Valences = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Reading:
-    """What a count of electrons means: how many each atom brings."""
+    """One meaning of a count of electrons: how many each atom brings."""
 
     electrons: float
     valences: Valences
 
     @property
     def with_cores(self) -> tuple[int, ...]:
-        """Elements with all of their electrons, where that is more than a pseudopotential leaves any."""
+        """Elements with all of their electrons, where every pseudopotential leaves fewer."""
         return tuple(z for z, n in self.valences.items() if n == z and n > max(KNOWN_VALENCES.get(z, (0,))))
 
     @property
@@ -41,8 +41,8 @@ class Reading:
 
 
 def readings(atomic_numbers: np.ndarray, given: Valences | None = None) -> tuple[Reading, ...]:
-    """What densities of these atoms can hold: of pseudopotentials, of all electrons, or of all of the lighter elements
-    and pseudopotentials of the heavier. Ascending; of each count at most `MOST_READINGS`, of the counts all."""
+    """What densities of these atoms can hold: the electrons of pseudopotentials, all electrons, or all electrons of the
+    lighter elements with pseudopotentials of the heavier. Every count, ascending, with at most `MOST_READINGS` each."""
     elements, counts = np.unique(atomic_numbers, return_counts=True)
     atoms = dict(zip(elements.tolist(), counts.tolist(), strict=True))
     if given is not None and set(atoms) <= set(given):
@@ -57,7 +57,7 @@ def readings(atomic_numbers: np.ndarray, given: Valences | None = None) -> tuple
 
 
 def _sums(atoms: Mapping[int, int], options: Mapping[int, tuple[float, ...]]) -> tuple[Reading, ...]:
-    """Element by element, so that many elements cost no more than there are counts."""
+    """Readings by one option per element. They grow element by element: many elements cost no more than the counts."""
     sums: dict[float, list[dict[int, float]]] = {0.0: [{}]}
     for z, count in atoms.items():
         longer: dict[float, list[dict[int, float]]] = {}
@@ -76,11 +76,11 @@ VALENCE_TOLERANCE = 0.05
 def settled_valences(
     atoms: Sequence[Mapping[int, int]], electrons: Sequence[float], known: Mapping[int, float] | None = None
 ) -> dict[int, float]:
-    """Electrons that an atom of each element brings, as far as the densities' counts settle it: a whole number within
-    `VALENCE_TOLERANCE` each, from all compositions at once by least squares.
+    """Electrons that an atom of each element brings, as far as the densities' counts settle this: whole numbers within
+    `VALENCE_TOLERANCE`, by least squares over all compositions at once.
 
-    Nothing where the counts do not add up to within that (several sets of pseudopotentials), and no element whose
-    number another's could make up for. `known`: electrons known otherwise, which help and are not in the answer.
+    Empty if the counts do not add up within the tolerance (several sets of pseudopotentials). Leaves out an element if
+    another's number could make up for it. `known`: electrons known otherwise; they help, and are not in the answer.
     """
     known = known or {}
     present = {z for row in atoms for z in row}
@@ -93,7 +93,7 @@ def settled_valences(
     found, _, rank, _ = np.linalg.lstsq(matrix, rest, rcond=None)
     settled = np.ones(len(elements), bool)
     if rank < len(elements):
-        # A direction that changes no count changes the elements it has a part in.
+        # Valences can shift along a direction that changes no count; its elements are not settled.
         _, _, directions = np.linalg.svd(matrix)
         settled = np.abs(directions[rank:]).max(axis=0) < 1e-9
     whole = np.where(settled, np.round(found), found)

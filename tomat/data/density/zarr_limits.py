@@ -1,4 +1,4 @@
-"""A Zarr store that hands out no chunk which would decompress to more than a chunk of its array."""
+"""A Zarr store that refuses a chunk that would decompress to more than a chunk of its array."""
 
 import contextlib
 import gzip
@@ -17,10 +17,10 @@ from tomat.base.retries import first_contact
 from tomat.data.density.limits import COMPRESSION_ERRORS, MOST_VOXELS, check_grid_shape
 
 MOST_METADATA_BYTES = 2**26
-"""Of a `zarr.json`: a structure of 10,000 atoms takes 3 MB."""
+"""Largest `zarr.json`: a structure of 10,000 atoms takes 3 MB."""
 
 MOST_CHUNKS = 2**18
-"""Of an array: 1,024^3 voxels in chunks of 16^3."""
+"""Most chunks of an array: 1,024^3 voxels in chunks of 16^3."""
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE_MAGIC = tuple(bytes([0x50 + k]) + b"\x2a\x4d\x18" for k in range(16))
@@ -29,7 +29,7 @@ _PIECE_BYTES = 2**20
 
 
 class BoundedStore(WrapperStore[Store]):
-    """A store to read from; what it returns is looked at first."""
+    """A store for reading that checks what it returns."""
 
     def __init__(self, store: Store, location: str = "") -> None:
         """`location`: what errors call it."""
@@ -88,7 +88,7 @@ def check_array(array: Any, source: str) -> None:
 
 
 def decompressed_bytes(content: bytes, enough: int) -> int:
-    """Size of a chunk once it is decompressed, as far as its format tells without decompressing it."""
+    """Size of a chunk after decompression: as its format states, else counted up to `enough` by decompressing it."""
     if content[:4] in (_ZSTD_MAGIC, *_ZSTD_SKIPPABLE_MAGIC):
         stated = _stated_zstd_bytes(content)
         return _counted_bytes(content, "zstd", enough) if stated is None else stated
@@ -128,8 +128,8 @@ def _stated_zstd_bytes(content: bytes) -> int | None:
 
 
 def _counted_bytes(content: bytes, compression: Literal["gzip", "zstd"], enough: int) -> int:
-    """As far as `enough`, over all frames or members, by decompressing piece by piece. A bound from zstd's blocks would
-    not do: they are of up to 128 KiB each, and a whole chunk of 16^3 voxels has 16 KiB."""
+    """Decompressed size of all frames or members, counted piece by piece until it exceeds `enough`. A bound from zstd's
+    blocks would not do: a block has up to 128 KiB, and a whole chunk of 16^3 voxels has 16 KiB."""
     import pyarrow as pa
 
     size = 0

@@ -1,6 +1,6 @@
 """Densities as `rho_gga` Zarr v3: one group per material, `<task_id>.zarr`, local or at a URL such as `gs://`.
 
-The array `charge_density_total` (float32, zstd, of one chunk or 16^3 voxels each) holds rho x V in electrons; the
+The array `charge_density_total` (float32, zstd, in one chunk or chunks of 16^3 voxels) holds rho x V in electrons. The
 attributes `structure` (of pymatgen) and `metadata` (`task_id` and what the source adds) are JSON strings. What tomat
 writes has zstd's checksum in every chunk, and the attribute `sha256` over values, structure and metadata.
 """
@@ -27,7 +27,7 @@ TOTAL = "charge_density_total"
 DIFFERENCE = "charge_density_diff"
 CHECKSUM = "sha256"
 CODEC_BYTES = 64
-"""What a codec may add to a chunk that it cannot shrink."""
+"""Bytes that a compressor may add to a chunk that it cannot shrink."""
 
 
 def read_zarr(location: Location, material_id: str | None = None, rules: ReadRules = DEFAULT_RULES) -> DensityGrid:
@@ -46,7 +46,7 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
     if not isinstance(array, zarr.Array) or array.ndim != 3 or array.dtype.kind != "f":
         raise TomatError(f"{text}: {TOTAL!r} has shape {getattr(array, 'shape', ())} of {kind}; expected 3-D floats.")
     check_array(array, f"{text}: {TOTAL!r}")
-    # Zarr else reads a chunk that is not there as zeros.
+    # Otherwise Zarr reads a missing chunk as zeros.
     array = array.with_config({"read_missing_chunks": False})
     structure = _json_attribute(attributes, "structure", text)
     lattice, numbers, coords = structure_from_dict(structure, text)
@@ -55,7 +55,7 @@ def read_zarr(location: Location, material_id: str | None = None, rules: ReadRul
     group.store.chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize + CODEC_BYTES
     with naming(f"{text}: array {TOTAL!r} is not whole or does not decode", "; fetch it again."):
         values = np.asarray(array[...])
-    # Before what the values mean: damage is named as damage.
+    # Checked before the values are interpreted, so that damage is reported as damage.
     if attributes.get(CHECKSUM, found := _checksum(values, attributes)) != found:
         raise TomatError(
             f"{text}: values, structure or metadata are not what was written (sha256 {found[:12]}..., written "
@@ -71,7 +71,7 @@ def parts_of_group(location: Location) -> Parts:
 def write_zarr(
     grid: DensityGrid, location: Location, *, chunks: int | None = None, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Write one material where nothing is, in one chunk or cubic ones (of side 16 in the `rho_gga` set)."""
+    """Write one material to a new place, in one chunk or in cubic chunks (of side 16 in the `rho_gga` set)."""
     import zarr
     from zarr.codecs import ZstdCodec
 

@@ -1,8 +1,8 @@
 """The embedded data set: real plane-wave densities of small cells, part of the package.
 
 PBE with GTH norm-conserving pseudopotentials, computed with eminus or pw.x by `profiling/embedded_set.py`; not PAW
-densities. They are stored on the smallest grid that holds their whole Fourier series and refined on reading, exactly,
-to a spacing of at most 0.065 A, that of the Materials Project densities. Whole compounds are held out for validation.
+densities. They are stored on the smallest grid that holds their whole Fourier series. Reading refines them exactly to
+a spacing of at most 0.065 A, as in the Materials Project densities. Whole compounds are held out for validation.
 """
 
 import json
@@ -33,7 +33,7 @@ GROUPS = {
     "layered": "layered crystals",
     "large": "vacancies, antisites and rattled supercells of 15 to 23 atoms",
 }
-"""What a cell may belong to. A compound that is held out is so in all of them."""
+"""Groups of cells. A held-out compound is held out in every group."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def demo_index() -> dict[str, Any]:
 def demo_materials(
     split: str | None = None, groups: Collection[str] = (CRYSTALS,), left_out: Collection[str] = ()
 ) -> list[DemoMaterial]:
-    """The embedded cells in the order of the index, of one split or of both, of some of `GROUPS`, without the compounds
-    that are left out.
+    """The embedded cells of one split or both and of some of `GROUPS`, in the order of the index, without the compounds
+    in `left_out`.
 
     Raises:
         TomatError: No such split or group.
@@ -77,13 +77,13 @@ def demo_materials(
 
 
 def grid_shapes(kind: Literal["refined", "stored"]) -> dict[str, tuple[int, int, int]]:
-    """Of every embedded density, by its name: the grid that it is stored on, or refined to."""
+    """The grid that each embedded density is stored on, or refined to, by name."""
     key = {"refined": "refined_shape", "stored": "native_shape"}[kind]
     return {cell["material_id"]: tuple(cell[key]) for cell in demo_index()["cells"]}
 
 
 def check_groups(groups: Collection[str]) -> None:
-    """Refuse names that are not of `GROUPS`, and none at all."""
+    """Refuse names that are not in `GROUPS`, and an empty list."""
     unknown = [group for group in groups if group not in GROUPS]
     if unknown or not groups:
         found = f"no group {unknown[0]!r}" if unknown else "groups, but none was named"
@@ -104,7 +104,7 @@ def compounds_of(groups: Collection[str]) -> dict[str, list[str]]:
 
 
 def check_compounds(compounds: Collection[str], groups: Collection[str]) -> None:
-    """Refuse compounds that the training set of these groups has not."""
+    """Refuse compounds that the training set of these groups lacks."""
     if unknown := [name for name in compounds if name not in compounds_of(groups)]:
         raise TomatError(
             f"no training compound {unknown[0]!r} in the groups {', '.join(groups)}; `tomat demo-data show` lists them."
@@ -112,21 +112,21 @@ def check_compounds(compounds: Collection[str], groups: Collection[str]) -> None
 
 
 def groups_of(material_ids: Collection[str]) -> dict[str, str]:
-    """Of each embedded cell named, which of `GROUPS` it is in."""
+    """The group in `GROUPS` of each embedded cell named."""
     return {name: _cells()[name]["recipe"]["group"] for name in material_ids}
 
 
 @cache
 def load_stored(material_id: str) -> DensityGrid:
-    """One embedded density on the grid it is stored on, the smallest that holds its Fourier series, e/Å³, read once in
-    a process: all of them are 50 MB, and what is computed of one for its codec is there for its tokens."""
+    """One embedded density, e/Å³, on its stored grid, the smallest that holds its Fourier series. It is read once per
+    process: all are 50 MB, and what is computed from one for its codec is still there for its tokens."""
     if material_id not in _cells():
         raise TomatError(f"no embedded density {material_id!r}; `tomat demo-data show` lists those there are.")
     return read_stored(DATA_DIR, _cells()[material_id])
 
 
 def read_stored(folder: Path, cell: dict[str, Any]) -> DensityGrid:
-    """The density of one entry of an index, beside which it lies in `folder`."""
+    """The density of one entry of an index, from its file in `folder`."""
     recipe = cell["recipe"]
     lattice = np.array(recipe["lattice_a"])
     mean = sum(recipe["valence"]) / abs(float(np.linalg.det(lattice)))
@@ -137,10 +137,10 @@ def read_stored(folder: Path, cell: dict[str, Any]) -> DensityGrid:
 
 @cache
 def load_demo(material_id: str) -> DensityGrid:
-    """One embedded density at its refined grid, e/Å³, read once in a process; its values cannot be written to.
+    """One embedded density, e/Å³, on its refined grid. It is read once per process; its values are read-only.
 
     A run reads each three times (codec, check, tokens), at 17 ms of processor time; a hundred are 90 MB. Interpolated
-    plane-wave densities are nowhere negative; should rounding make one so, `clipped_voxels` says it.
+    plane-wave densities are nowhere negative; `clipped_voxels` counts values that rounding makes negative.
     """
     stored = load_stored(material_id)
     return stored.refined(grid_shapes("refined")[material_id], clip_negative=True)

@@ -1,9 +1,9 @@
 """An embedded density in the package: Fourier coefficients as integers, on the smallest grid that holds them all.
 
-A plane-wave density ends at a sphere of reciprocal vectors, half of whose coefficients are the others' conjugates. What
-is kept of each is a whole number of steps, so small that the rounding, spread evenly over the cell, has a standard
-deviation of `ROUNDING` mean densities. Decoded, a density is band-limited as it was, has exactly its electrons, and
-keeps the symmetry of its crystal. On disk an array of Zarr v3, int32 `[2, nx, ny, nz // 2 + 1]`, real and imaginary
+The Fourier coefficients of a plane-wave density lie in a sphere; half of them are the conjugates of the others. Each is
+kept as a whole number of steps. A step is so small that the rounding, spread evenly over the cell, has a standard
+deviation of `ROUNDING` mean densities. The decoded density is band-limited as before, has exactly its electrons, and
+keeps the symmetry of its crystal. On disk it is a Zarr v3 array, int32 `[2, nx, ny, nz // 2 + 1]`: real and imaginary
 parts in the order of `numpy.fft.rfftn`, with a checksum.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 from tomat.base.reporting import naming
 
 ROUNDING = 1e-5
-"""Standard deviation of the rounding over the mean density. Errors of models are a thousand times as large, and of the
-calculations a hundred times; of vacuum 1,000 A^3 beside a cell of 0.1 e/A^3 it is 1e-6 e/A^3 of either sign."""
+"""Standard deviation of the rounding over the mean density. Errors of models are a thousand times as large, errors of
+the calculations a hundred times. In 1,000 A^3 of vacuum of a cell with 0.1 e/A^3 it is 1e-6 e/A^3 of either sign."""
 
 
 def read_coefficients(path: Path, mean: float) -> np.ndarray:
-    """float64 `[nx, ny, nz]` of the given mean: the electrons of the cell over its volume make e/Å³.
+    """The density, float64 `[nx, ny, nz]`, with the given mean; a mean of electrons over cell volume gives e/Å³.
 
     Raises:
         TomatError: The array is missing or damaged.

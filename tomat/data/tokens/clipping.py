@@ -1,5 +1,5 @@
-"""Voxels outside the codec, which tokens cannot say: below its smallest density they take the first id above zero's
-(the two-token codec: zero's), above its largest the last. `DensityGrid.clipped_voxels` counts negative ones."""
+"""Voxels outside the codec, which tokens cannot express. Below its smallest density they take the first id above zero's
+(in the two-token codec zero's), above its largest the last. `DensityGrid.clipped_voxels` counts negative voxels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MATERIALS_SHOWN = 5
 
 @dataclass(frozen=True)
 class ClippedMaterial:
-    """The voxels of one material outside the codec, of its whole cell."""
+    """The voxels outside the codec in the whole cell of one material."""
 
     material_id: str
     below_voxels: Count
@@ -30,7 +30,7 @@ class ClippedMaterial:
     above_voxels: Count
     """Above the codec's largest density."""
     electron_share: Amount
-    """sum |decoded - density| over these, over the sum of the density: the NMAE that they cost (median decoder)."""
+    """sum |decoded - density| over these voxels / sum of the density: the NMAE that they cost (median decoder)."""
 
     @property
     def voxels(self) -> int:
@@ -38,7 +38,7 @@ class ClippedMaterial:
 
 
 def clipped_of(grid: DensityGrid, codec: DensityCodec, material_id: str, max_share: float) -> ClippedMaterial:
-    """The voxels of a density outside a codec, if it can hold the rest."""
+    """The voxels of a density outside a codec. Refuses one that loses more than `max_share` of its electrons there."""
     cell = cell_codec(codec, grid)
     values = cell.values(grid.rho)
     low, high = codec.fitted_range
@@ -87,7 +87,7 @@ def clipped_lines(clipped: Sequence[ClippedMaterial] | None, max_share: float | 
 
 
 def clipped_figures(clipped: Sequence[ClippedMaterial] | None) -> dict[str, int | float | None]:
-    """The same as figures; None where they were not counted."""
+    """The voxels outside the codec as figures; None where they were not counted."""
     found = clipped or ()
     figures = {
         "materials_clipped": len(found),

@@ -1,7 +1,7 @@
-"""How much of a context is density: one patch, one that fills it, and several patches of a material packed into it.
+"""How much of a context is density: with one patch, with one that fills it, and with several packed patches of a cell.
 
-Packing is not built; it is counted here, and at its best: cubes of whatever sides hold most, their tokens as few as the
-vocabulary allows, the largest cube's size the layout's own.
+Packing is not built. It is counted here at its best: cubes of the sides that hold most, with as few other tokens as the
+vocabulary allows, and with the largest cube as the layout's own.
 """
 
 from collections.abc import Sequence
@@ -22,18 +22,17 @@ from tomat.data.tokens.layouts import (
 )
 
 WIDE_SIDE_DIFFERENCE = 8
-"""Voxels by which sides differ in the boxes that packing is held against: they leave 0.3 % of 8,192 tokens less the
-preamble empty (mean over 1 to 131 atoms), and a difference of 10 no less."""
+"""Voxels by which sides may differ in the boxes that packing is compared with. They leave 0.3 % of 8,192 tokens less
+the preamble empty (mean over 1 to 131 atoms); a difference of 10 leaves no less."""
 MOST_PACKED = 4
 FURTHER_PATCH_TOKENS = BLOCK_OF_THREE + 2
-"""Of a further patch beside the same preamble: where it lies from the first (OFFSET), the brackets of its density."""
+"""Tokens of a further patch with a shared preamble: its offset from the first (OFFSET), the brackets of its density."""
 
 Use = dict[str, Any]
-"""Where the tokens of one context go, JSON-ready: `patch_shapes_voxels`, the largest patch first, none of scattered
-voxels; `voxels`, one density
-token each; `voxel_share` and `padding_share` of the context, 0 to 1; `neighbour_share`, the part of the voxels whose
-seven neighbours towards the patch's first voxel lie in the patch too, 0 to 1: those that a Lorenzo extrapolation reads,
-and all come before the voxel."""
+"""Where the tokens of one context go, JSON-ready: `patch_shapes_voxels`, the largest patch first (none for scattered
+voxels); `voxels`, one density token each; `voxel_share` and `padding_share` of the context, 0 to 1; `neighbour_share`,
+0 to 1, the part of the voxels whose seven neighbours towards the patch's first voxel lie in the patch too. A Lorenzo
+extrapolation reads these neighbours, which all come before the voxel."""
 
 
 def _use(context: int, shapes: Sequence[PatchShape], used_tokens: int) -> Use:
@@ -49,7 +48,7 @@ def _use(context: int, shapes: Sequence[PatchShape], used_tokens: int) -> Use:
 
 
 def one_patch(layout: SequenceLayout, n_atoms: int) -> Use:
-    """The context of a layout of one token a voxel."""
+    """The use of the context of a layout with one token per voxel."""
     if layout.is_scattered:  # no patch, so that no voxel has its neighbours
         shares = {"voxel_share": 1.0, "padding_share": 0.0, "neighbour_share": 0.0}
         return {"patch_shapes_voxels": [], "voxels": layout.context} | shares
@@ -60,8 +59,8 @@ def one_patch(layout: SequenceLayout, n_atoms: int) -> Use:
 def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool, smallest_side: int) -> Use | None:
     """The `n_patches` cubes of one material that hold most voxels in one context; None if they do not fit.
 
-    Cubes of another size than the largest say their SHAPE. With a preamble of its own each cube is a whole sequence;
-    with a shared one it costs `FURTHER_PATCH_TOKENS`.
+    Cubes of another size than the largest state their SHAPE. With a preamble of its own each cube is a whole sequence;
+    with a shared preamble each further cube costs `FURTHER_PATCH_TOKENS`.
     """
     preamble = FIXED_TOKENS + TOKENS_PER_ATOM * n_atoms
     further = FURTHER_PATCH_TOKENS if shared_preamble else preamble
@@ -77,15 +76,15 @@ def packed(context: int, n_atoms: int, n_patches: int, *, shared_preamble: bool,
 
 
 def context_table(context: int, atoms: Sequence[int], smallest_side: int) -> list[dict[str, Any]]:
-    """Every layout of that context with one token a voxel, and packing, for each number of atoms.
+    """Every layout of that context with one token per voxel, and packing, for each number of atoms.
 
     `smallest_side`: of packed cubes, in voxels, at least 1.
 
     Returns:
-        Of each number of atoms: `n_atoms`; `preamble_tokens` without SHAPE; `layouts`, the `Use` of each by name, for
-            those that fill with `voxels_without_preamble`, what a shorter preamble could win at most; `wide_box`, the
-            same for boxes of `WIDE_SIDE_DIFFERENCE`; `packed`, a list of the same with `n_patches` (2 to `MOST_PACKED`)
-            and `shared_preamble`, without those that do not fit.
+        For each number of atoms: `n_atoms`; `preamble_tokens` without SHAPE; `layouts`, the `Use` of each by name, in
+            layouts that fill the context with `voxels_without_preamble`, the most that a shorter preamble could give;
+            `wide_box`, the `Use` of boxes of `WIDE_SIDE_DIFFERENCE`; `packed`, a list of `Use` with `n_patches` (2 to
+            `MOST_PACKED`) and `shared_preamble`, without those that do not fit.
     """
     layouts = [each for each in LAYOUTS.values() if each.context == context and each.tokens_per_voxel == 1]
     if not layouts:

@@ -25,14 +25,14 @@ EMBEDDED_GRIDS: tuple[EmbeddedGrid, ...] = ("refined", "stored")
 
 @cache
 def _stored(material_id: str) -> DensityGrid:
-    """One on the grid it is stored on; what rounding left below zero is zero, as on refined grids."""
+    """One density on its stored grid. Values that rounding left below zero are set to zero, as on refined grids."""
     stored = load_stored(material_id)
     return stored if stored.rho.min() >= 0 else stored.refined(stored.grid_shape, clip_negative=True)
 
 
 LOADERS: Mapping[EmbeddedGrid, Callable[[str], DensityGrid]] = {"refined": load_demo, "stored": _stored}
 SEED = 0
-"""Seeds the anchors of the patches: the demo's data are the same in every run."""
+"""Seed of the patches' anchors: the demo's data are the same in every run."""
 
 
 def write_demo_shards(
@@ -47,9 +47,9 @@ def write_demo_shards(
     left_out: Collection[str] = (),
     promolecule: Promolecule | None = None,
 ) -> None:
-    """Fit codec, `relative` to the promolecule or not, and, where none is given, promolecule to the embedded training
-    densities of some groups, without the compounds left out; write a set of them, and one of the ten held-out cells,
-    unless they are there."""
+    """Write a shard set of the embedded training densities of some groups, without the compounds left out, and one of
+    the ten held-out cells, unless they are there. The codec, `relative` to the promolecule or not, and the promolecule,
+    if none is given, are fitted to the training densities."""
     train, held_out = SPLITS
     chosen = {train: demo_materials(train, groups, left_out), held_out: demo_materials(held_out)}
     names = {split: [material.material_id for material in materials] for split, materials in chosen.items()}
@@ -82,7 +82,7 @@ def write_demo_shards(
     settings = {"layout": layout, "patches_per_material": patches_per_material, "seed": SEED}
     for split, plan in plans.items():
         place = folder / split
-        # A set that is there keeps its own, or goes on without, if it is from before there were such.
+        # An existing set keeps its own promolecule, or stays without one if it was made before there were any.
         its = promolecule if plan is None else stored_promolecule(Store(place), plan)
         write_shards(place, names[split], LOADERS[grid], codec=codec, promolecule=its, **settings)
 
@@ -126,8 +126,8 @@ def fit_demo_codec(
 
 @cache
 def fit_demo_promolecule(groups: tuple[str, ...], left_out: tuple[str, ...] = ()) -> Promolecule:
-    """The promolecule of the embedded training densities, refined ones whatever grid the rows are of, so that it is the
-    same; some 20 s of processor time for all groups, once in a process."""
+    """The promolecule of the embedded training densities. It is fitted on refined grids, whatever the grid of the rows,
+    so that it is the same. Takes some 20 s of processor time for all groups, once per process."""
     fit = PromoleculeFit()
     for material in demo_materials("train", groups, left_out):
         fit.add(load_demo(material.material_id))

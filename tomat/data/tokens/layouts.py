@@ -1,7 +1,7 @@
 """Sequence layouts: how many voxels and atoms a sequence of a given length holds. A patch is a cube of P^3 voxels, or,
 in a layout that fills the context, the near-cubic box with the most voxels that fits beside the atoms. A row of
-scattered voxels (`scattered.py`) has no patch and no preamble. And the settings of how a set's rows are shuffled
-(`shuffle.py`), which need no NumPy.
+scattered voxels (`scattered.py`) has no patch and no preamble. The settings of how a set's rows are shuffled
+(`shuffle.py`) are here too, since they need no NumPy.
 
 Version 3 writes `BOS GRID nx ny nz /GRID LATTICE qa qb qc qalpha qbeta qgamma /LATTICE ATOMS Z... /ATOMS POS xyz...
 /POS [SHAPE px py pz /SHAPE] DENS d... /DENS EOS PAD...`; version 2 always writes SHAPE, then OFFSET and HI.
@@ -18,19 +18,19 @@ from tomat.base.reporting import counted
 from tomat.data.tokens.vocabulary import TOKENS_PER_COORDINATE
 
 TOKENS_PER_ATOM = 1 + 3 * TOKENS_PER_COORDINATE
-"""The element, and three coordinates."""
+"""Tokens of the element and of three coordinates."""
 BLOCK_OF_THREE = 5
 """Tokens of a block of three integers: start, three, end."""
 FIXED_TOKENS = 1 + BLOCK_OF_THREE + 8 + 2 + 2 + 2 + 1
-"""BOS, GRID, LATTICE, the brackets of ATOMS, POS and DENS, EOS."""
+"""Tokens of BOS, GRID, LATTICE, the brackets of ATOMS, POS and DENS, and EOS."""
 LARGEST_SIDE = 1023
 """The vocabulary's largest integer: a longer side could not be written in SHAPE."""
 FILLING_SIDE_DIFFERENCE = 1
-"""Voxels by which sides may differ in the layouts that fill the context: the least that is not a cube. Of what the
-preamble leaves of 8,192 tokens, mean over 1 to 131 atoms, cubes leave 6.7 % empty, a difference of 1 voxel 2.4 %, of 2
-2.2 %, of 4 1.5 %, of 8 0.3 %. But how far apart in the sequence neighbours of the patch are follows from its two longer
-sides, and a model must know it to find them: a difference of 1 makes 3 such pairs of sides, of which one serves up to
-56 atoms; 2, 4 and 8 make 5, 9 and 25."""
+"""Voxels by which sides may differ in the layouts that fill the context: the least that is not a cube. Of 8,192 tokens
+less the preamble (mean over 1 to 131 atoms), cubes leave 6.7 % empty, a difference of 1 voxel 2.4 %, of 2 2.2 %, of 4
+1.5 %, of 8 0.3 %. But the two longer sides decide how far apart in the sequence neighbouring voxels are, and a model
+must know this to find them. A difference of 1 gives 3 such pairs of sides, one of which serves up to 56 atoms;
+differences of 2, 4 and 8 give 5, 9 and 25."""
 
 PatchShape = tuple[int, int, int]
 
@@ -45,16 +45,16 @@ class SequenceLayout:
     """v3: atoms relative to the patch; v2: atoms relative to the cell, with the patch's offset and last voxel;
     scattered: density tokens alone, of voxels drawn over the cell."""
     patch_size: int
-    """Voxels along each side of the default patch, P, whose SHAPE version 3 leaves out. Cubes are never larger, and
-    smaller where the atoms leave no room; a box is as large as the context allows. 0: no patches (scattered)."""
+    """P, the voxels along each side of the default patch, whose SHAPE version 3 leaves out. Cubes are never larger, and
+    are smaller where the atoms leave no room; a box is as large as the context allows. 0: no patches (scattered)."""
     context: int
     """Tokens of a sequence, padding included."""
     tokens_per_voxel: int = 1
     """Density tokens of a voxel: 1, or 2 for the 9 + 12 bit codec."""
     max_side_difference: int = 0
     """Voxels by which the longest side of a patch may exceed the shortest; 0: cubes. Above 0 the patch is the box with
-    the most voxels that fits beside the atoms, its shortest side first: the two others decide how far apart in the
-    sequence neighbours of the patch are, and change more seldom from material to material."""
+    the most voxels that fits beside the atoms. Its shortest side comes first: the other two decide how far apart in the
+    sequence neighbouring voxels are, and they change more seldom from material to material."""
 
     def __post_init__(self) -> None:
         if self.version not in ("v3", "v2", "scattered"):
@@ -98,7 +98,7 @@ class SequenceLayout:
 
     @property
     def n_voxels(self) -> int:
-        """Voxels of the largest patch: P^3 of cubes, those beside no atoms of boxes; of a row of scattered ones."""
+        """Voxels of the largest patch: P^3 for cubes, the box beside no atoms for boxes; or of a scattered row."""
         if self.is_scattered:
             return self.context
         return prod(self.patch_shape(0)) if self.fills_context else self.patch_size**3
@@ -117,18 +117,18 @@ class SequenceLayout:
         return self.preamble_tokens(n_atoms, patch_shape) + self.tokens_per_voxel * prod(patch_shape)
 
     def row_tokens(self, n_atoms: int) -> tuple[int, int]:
-        """Tokens of the preamble, with what closes the row, and of density, in a row of a cell of `n_atoms` atoms."""
+        """Tokens of preamble and closing brackets, and of density, in a row of a cell of `n_atoms` atoms."""
         if self.is_scattered:
             return 0, self.context
         shape = self.patch_shape(n_atoms)
         return self.preamble_tokens(n_atoms, shape), self.tokens_per_voxel * prod(shape)
 
     def material_rows(self, asked: int, grid_shape: Sequence[int]) -> int:
-        """Rows of a material of which `asked` are asked for: of scattered voxels no more than hold the whole cell."""
+        """Rows of a material when `asked` are asked for: with scattered voxels no more than hold the whole cell."""
         return min(asked, -(-prod(grid_shape) // self.context)) if self.is_scattered else asked
 
     def patch_shape(self, n_atoms: int) -> PatchShape:
-        """The patch with most voxels beside `n_atoms` atoms, of equal boxes that of least surface; sides ascend."""
+        """The patch with most voxels beside `n_atoms` atoms; of equally large boxes the most compact. Sides ascend."""
         if self.is_scattered:
             patches = ", ".join(name for name, each in LAYOUTS.items() if not each.is_scattered)
             said = f"Layout {self.name} has scattered voxels, and this needs patches"
@@ -155,7 +155,7 @@ class SequenceLayout:
         return 1 - sum(self.row_tokens(n_atoms)) / self.context
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. A layout of cubes has no `max_side_difference`, so that it reads as before there were boxes."""
+        """For JSON. A layout of cubes leaves out `max_side_difference`, and so reads as before there were boxes."""
         content = asdict(self)
         if not self.fills_context:
             del content["max_side_difference"]
@@ -163,7 +163,7 @@ class SequenceLayout:
 
 
 def boxes(room_voxels: int, max_side_difference: int) -> list[PatchShape]:
-    """For each pair of shorter sides, the longest box of at most that many voxels; sides ascend."""
+    """For each pair of shorter sides, the longest box of at most `room_voxels` voxels; sides ascend."""
     found = []
     shortest = 1
     while shortest**3 <= room_voxels and shortest <= LARGEST_SIDE:
@@ -179,8 +179,8 @@ def boxes(room_voxels: int, max_side_difference: int) -> list[PatchShape]:
 LAYOUTS: dict[str, SequenceLayout] = {
     layout.name: layout
     for layout in (
-        # Largest number of atoms beside the full patch: 131, 17, 121, 29, 18, 14 and 266. Of the Materials Project set
-        # the median is 12 atoms, the 99th percentile 88.
+        # Largest number of atoms beside the full patch: 131, 17, 121, 29, 18, 14 and 266. The Materials Project set has
+        # a median of 12 atoms and a 99th percentile of 88.
         SequenceLayout("v3-p19", "v3", 19, 8192),
         SequenceLayout("v3-p20", "v3", 20, 8192),
         SequenceLayout("v3-p15", "v3", 15, 4608),
@@ -197,8 +197,8 @@ LAYOUTS: dict[str, SequenceLayout] = {
         SequenceLayout("scattered-8192", "scattered", 0, 8192),
     )
 }
-"""The named layouts; `v3-p7` is the demonstration's, `v3-fill512` the same context filled. Scattered ones are named by
-their voxels a row."""
+"""The named layouts. The demonstration uses `v3-p7`; `v3-fill512` fills the same context. Scattered layouts are named
+by their voxels per row."""
 
 
 def layout_named(name: str) -> SequenceLayout:

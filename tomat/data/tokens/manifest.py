@@ -1,5 +1,5 @@
-"""What is in a data set of tokens, material by material: which row holds which patch, or which voxels, of which one.
-Both follow from the data set's seed and a material's name alone, so any worker writes any rows."""
+"""The contents of a data set of tokens: which row holds which patch, or which voxels, of which material. Patches and
+voxels follow from the data set's seed and a material's name alone, so any worker can write any rows."""
 
 import hashlib
 import json
@@ -28,10 +28,10 @@ SHARD_FORMAT_VERSION = 1
 DEFAULT_BLOCK_ROWS = 64
 
 IMPORTED_ANCHORS = "imported"
-"""In place of a key for anchors that were drawn by another program and are not known."""
+"""Stands in place of a key for anchors that another program drew, and that are not known."""
 
 CHECKSUM = "sha256 of the chunk's rows as little-endian uint16, without the padding of the last chunk"
-"""Of the decoded rows, so that another compressor makes the same; a stored object is guarded by its crc32c."""
+"""It is of the decoded rows, and so the same with any compressor. A crc32c guards each stored object."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SkippedMaterial:
 
 
 def check_material_id(material_id: str) -> None:
-    """Refuse a name that is no plain name: whoever writes a file for each material would write it elsewhere."""
+    """Refuse a name that is not a plain file name: a file of a material with that name would lie elsewhere."""
     if material_id in ("", ".", "..") or not material_id.isprintable() or re.search(r"[/\\]", material_id):
         expected = "expected a name of printable characters without '/' and '\\'. Rename it where it comes from"
         raise TomatError(f"A material is called {material_id!r}; {expected}.")
@@ -67,7 +67,7 @@ def draw_anchors(key: str, grid_shape: Sequence[int], count: int) -> np.ndarray:
     int64 [count, 3].
 
     Philox's raw 64-bit stream is fixed by its definition (Salmon et al., 2011, "Parallel random numbers: as easy as
-    1, 2, 3") whatever the NumPy version; the draws on top are made here for the same reason. A voxel is
+    1, 2, 3"), whatever the NumPy version. The draws from it are made here, to be fixed too. A voxel is
     floor(53 random bits x voxels / 2^53): uneven by less than 2^-22 even for 2^31 voxels.
     """
     n_voxels = int(np.prod(grid_shape, dtype=np.int64))
@@ -90,7 +90,7 @@ def draw_anchors(key: str, grid_shape: Sequence[int], count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ShardManifest:
-    """The contents of a data set; without checksums and not complete, the plan of one."""
+    """The contents of a data set. Without checksums, and not complete, it is the plan of a data set."""
 
     split: str
     """Name of the split the set is, such as `train`; may be empty."""
@@ -103,7 +103,7 @@ class ShardManifest:
     n_density_tokens: Count
     unit: str
     patches_per_material: Positive
-    """Rows of each material, M; of scattered voxels at most: a cell that has not as many voxels has fewer rows."""
+    """Rows of each material, M. With scattered voxels, a cell that has not enough voxels has fewer rows."""
     seed: int
     materials: tuple[MaterialRows, ...]
     skipped: tuple[SkippedMaterial, ...] = ()
@@ -115,7 +115,7 @@ class ShardManifest:
     """What was assumed of the densities: `species` and `accept`, by name. None: not recorded (imported, embedded,
     written by `tomat retokenize`, whose request has them, or planned before they were)."""
     structures_sha256: Sha256 | None = None
-    """Hash of the exact structures beside the manifest; None: there are none (imported, or planned before such)."""
+    """Hash of the exact structures beside the manifest; None: there are none (imported, or an older plan)."""
     promolecule_sha256: Sha256 | None = None
     """Hash of the promolecule beside the manifest; None: there is none."""
     chunk_checksums: tuple[Sha256, ...] = ()
@@ -124,7 +124,7 @@ class ShardManifest:
     format_version: int = field(default=SHARD_FORMAT_VERSION)
     vocabulary_version: int = field(default=VOCABULARY_VERSION)
     has_checksum: bool = field(default=True, compare=False)
-    """False for one read from an older file, without a checksum of its own. Not in the file."""
+    """False for a manifest from an older file, without a checksum of its own. Not in the file."""
 
     def __post_init__(self) -> None:
         check_unit(self.unit, "The shard set")
@@ -156,7 +156,7 @@ class ShardManifest:
 
     @cached_property
     def row_ends(self) -> np.ndarray:
-        """int64 [materials]: one past the last row of each."""
+        """int64 [materials]: one past the last row of each material."""
         return np.array([material.row_end for material in self.materials], dtype=np.int64)
 
     def material_indices(self, rows: np.ndarray) -> np.ndarray:
@@ -176,8 +176,8 @@ class ShardManifest:
         return draw_anchors(material.anchors_seed, material.grid_shape, material.row_end - material.row_start)
 
     def voxels(self, material: MaterialRows, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """int64 [rows, context]: of scattered voxels, those of its rows `start` to `stop` - 1 (None: all), flat indices
-        of its grid in C order; -1 where a row is padded."""
+        """The scattered voxels of a material's rows `start` to `stop` - 1 (None: all): int64 [rows, context], flat
+        indices of its grid in C order; -1 where a row is padded."""
         if not self.layout.is_scattered:
             raise TomatError(f"Layout {self.layout.name} has patches, whose voxels follow from their anchors.")
         rows = material.row_end - material.row_start
@@ -191,14 +191,14 @@ class ShardManifest:
 
     @property
     def scattered_voxels(self) -> int:
-        """Voxels in all rows of scattered ones, padding left out."""
+        """Scattered voxels in all rows, without padding."""
         rows = ((each, (each.row_end - each.row_start) * self.context) for each in self.materials)
         return sum(min(room, math.prod(each.grid_shape)) for each, room in rows)
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the tokens, but for the order of the materials, and the promolecule: plans alike here are of
-        one set."""
-        # An older set, in which they were not counted or recorded, has none, and goes on as it began.
+        """All that decides the tokens, except for the order of the materials, and the promolecule. Plans that agree
+        here are of the same set."""
+        # An older set, which did not count or record these, lacks them, and goes on as it began.
         later = {"max_clipped_share": self.max_clipped_share, "promolecule": self.promolecule_sha256}
         later |= {key: list(names) for key, names in sorted((self.read_rules or {}).items())}
         return {
@@ -239,7 +239,7 @@ def lined_json(content: Mapping[str, Any]) -> str:
 
 KEYS = frozenset(field.name for field in fields(ShardManifest)) - {"has_checksum"}
 LATER_KEYS = {"clipped", "max_clipped_share", "read_rules", "structures_sha256", "promolecule_sha256"}
-"""Which older manifests lack."""
+"""Keys that older manifests lack."""
 
 
 def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
@@ -260,13 +260,13 @@ def parse_manifest(text: str | bytes, source: str) -> ShardManifest:
         manifest = replace(typed(values, ShardManifest, source, again, extra_keys=False), has_checksum=checked)
         _check_derived(manifest, content)
     except TomatError as error:
-        # What the manifest itself refuses does not know its file.
+        # Errors that the manifest itself raises do not name its file.
         raise error if str(error).startswith(source) else TomatError(f"{source}: {error} {again}") from error
     return manifest
 
 
 def _check_derived(manifest: ShardManifest, content: Mapping[str, Any]) -> None:
-    """Refuse what a manifest says twice and not alike: the only guard of one without a checksum."""
+    """Refuse a manifest that contradicts itself. This is the only guard of a manifest without a checksum."""
     rules = manifest.read_rules
     if rules is not None:
         if set(rules) != {"species", "accept"}:

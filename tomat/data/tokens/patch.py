@@ -38,7 +38,7 @@ def check_encodable(grid: DensityGrid, layout: SequenceLayout, codec: DensityCod
 def check_cell_encodable(
     name: str, grid_shape: Sequence[int], lattice: np.ndarray, atomic_numbers: np.ndarray, layout: SequenceLayout
 ) -> None:
-    """Check that a cell can be written in `layout`: of its density no value matters."""
+    """Check that a cell can be written in `layout`, whatever the values of its density."""
     _element_ids(name, atomic_numbers)
     if not layout.is_scattered:
         _grid_and_lattice_integers(name, grid_shape, lattice)
@@ -53,7 +53,7 @@ def _named(name: str) -> str:
 
 
 def check_codec(layout: SequenceLayout, codec: DensityCodec) -> None:
-    """Refuse a codec that makes other tokens a voxel than the layout writes, or more ids than tokens have."""
+    """Refuse a codec with other tokens per voxel than the layout writes, or with more ids than the vocabulary holds."""
     v.Vocabulary(codec.n_density_tokens)
     if codec.tokens_per_voxel != layout.tokens_per_voxel:
         raise TomatError(
@@ -168,8 +168,8 @@ class DecodedSequence:
     values: np.ndarray
     """float32 [px, py, pz]: the decoded density, in `unit`."""
     unit: str
-    """Unit of `values`, the codec's; `rho_times_volume` is of the density's own cell: the lattice here is rounded. Of a
-    relative codec without its scale `UNIT_RATIO`."""
+    """Unit of `values`: the codec's, or `UNIT_RATIO` for a relative codec without its scale. The volume in
+    `rho_times_volume` is of the density's own cell; the lattice here is rounded."""
 
 
 class _Reader:
@@ -213,7 +213,7 @@ class _Reader:
         high: int = v.POSITION_START,
         what: str = "an integer",
     ) -> np.ndarray:
-        """The ids of a block, less `low`; it ends with the id after its start's. `count` None: all before that."""
+        """The ids of a block, less `low`. A block ends with the id `start` + 1. `count` None: all ids before that."""
         self.expect(start)
         if count is None:
             ends = np.flatnonzero(self.ids[self.place :] == start + 1)
@@ -232,8 +232,8 @@ class _Reader:
 def decode_sequence(
     ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, scale: np.ndarray | None = None
 ) -> DecodedSequence:
-    """Read a sequence back, exactly but for lattice steps and the codec's bins; padding may be cut off. `scale`,
-    float32 [px, py, pz], is that of a relative codec there: the rounded structure is too coarse for it."""
+    """Read a sequence back, exactly except for lattice steps and the codec's bins; padding may be cut off. `scale`: the
+    scale of a relative codec in the patch, float32 [px, py, pz], for which the rounded structure is too coarse."""
     check_codec(layout, codec)
     read = _Reader(ids, layout)
     read.expect(v.BOS)
@@ -294,7 +294,7 @@ UNIT_WORDS = {
 
 
 def token_runs(ids: np.ndarray, vocabulary: v.Vocabulary) -> Iterator[tuple[int, list[str]]]:
-    """The tokens by name, a block a time."""
+    """The tokens by name, one block at a time, with the place of its first token."""
     start, names = 0, []
     for place, token in enumerate(np.asarray(ids).tolist()):
         name = vocabulary.name(token)

@@ -1,12 +1,12 @@
 """Rows of scattered voxels: nothing but the density tokens of voxels drawn over the whole cell, and PAD after the last.
-Neighbours say nearly the same, so that a model which reads the structure alone learns more of scattered voxels than of
-as many in a patch; cell and atoms lie beside the rows (`structures.py`), and neither is limited by a context.
+Neighbouring voxels say nearly the same, so a model that reads only the structure learns more from scattered voxels than
+from as many in a patch. Cell and atoms lie beside the rows (`structures.py`), so a context does not limit them.
 
-Row r of a material holds the voxels p(r L), ..., p(r L + L - 1) of its flat grid in C order, p a permutation keyed by
-the set's seed and the material's name (`KeyedPermutation`), L the context. So every voxel is in at most one row, and
-every one is as likely as any other: the mean over a material's voxels is that over its cell, and NMAE needs no weights.
-Only in a mean over rows do the voxels of a padded row, the last of a cell that is written whole, weigh more.
-Nothing of the places is stored.
+Row r of a material holds the voxels p(r L), ..., p(r L + L - 1) of its flat grid in C order, where p is a permutation
+keyed by the set's seed and the material's name (`KeyedPermutation`), and L is the context. So every voxel is in at most
+one row, and all are equally likely: the mean over a material's voxels stands for the mean over its cell, and NMAE needs
+no weights. Only in a mean over rows do the voxels of a padded row (the last of a cell that is written whole) weigh
+more. The places of the voxels are not stored.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def encode_scattered(grid: DensityGrid, voxels: np.ndarray, layout: SequenceLayo
 
 
 def _taken(values: np.ndarray, voxels: np.ndarray) -> np.ndarray:
-    """Of a grid those of flat indices; of the padding's -1 that of voxel 0."""
+    """The values of a grid at flat indices; for the padding's -1 the value of voxel 0."""
     return values.reshape(-1).take(voxels, mode="clip")
 
 
@@ -66,13 +66,13 @@ class DecodedVoxels:
     values: np.ndarray
     """float32 [n]: the decoded density, in `unit`."""
     unit: str
-    """The codec's; of a relative codec without its scale `UNIT_RATIO`."""
+    """The codec's unit; `UNIT_RATIO` for a relative codec without its scale."""
 
 
 def decode_scattered(
     ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, scale: np.ndarray | None = None
 ) -> DecodedVoxels:
-    """Read a row back, exactly but for the codec's bins. `scale`, float32 [n], is that of a relative codec there."""
+    """Read a row back, exactly except for the codec's bins. `scale`: float32 [n], of a relative codec at the voxels."""
     check_codec(layout, codec)
     ids = np.asarray(ids).astype(np.int64)
     end = v.DENSITY_START + codec.n_density_tokens

@@ -1,6 +1,6 @@
-"""A data set of tokens on disk or in a bucket: `tokens.zarr`, `manifest.json`, `codec.json`, and since there are such
-`structures.npz` and, where one was fitted or given, `promolecule.json`. The array is Zarr v3, uint16 [rows, context], a
-chunk for each block of rows. Opening reads no tokens; whether a block is whole is checked when it is read."""
+"""A data set of tokens on disk or in a bucket: `tokens.zarr`, `manifest.json`, `codec.json`, in newer sets also
+`structures.npz` and, if one was fitted or given, `promolecule.json`. The array is Zarr v3, uint16 [rows, context], with
+a chunk for each block of rows. Opening reads no tokens; a block is checked when it is read."""
 
 import hashlib
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class ShardSet:
     @property
     def content_sha256(self) -> str:
         """Hash of all that decides which tokens stand in which row: layout, vocabulary, codec, and the checksums of the
-        rows; not of what lies beside, so that older sets keep theirs."""
+        rows. It does not cover the objects beside them, so that older sets keep their hash."""
         manifest = self.manifest
         content = {
             "layout": manifest.layout.to_dict(),
@@ -78,7 +78,7 @@ class ShardSet:
 
     @cached_property
     def crystals(self) -> Structures | PreambleStructures:
-        """The structures of `manifest.materials`, by the same index; of a set without exact ones those of its rows."""
+        """The structures of `manifest.materials`, by the same index. Without exact structures, those of the rows."""
         manifest = self.manifest
         if manifest.structures_sha256 is None:
             return PreambleStructures(self.url, manifest, self.codec, self.read_rows)
@@ -87,9 +87,9 @@ class ShardSet:
         return read_part(Store(self.url), STRUCTURES_NAME, manifest.structures_sha256, read)
 
     def read_block(self, block: int, *, verify: bool = False) -> ts.Future:
-        """Start reading a block: a future of uint16 [rows of the block, context], whose result raises a TomatError that
-        names a chunk that is missing or damaged, by its crc32c and by rows that do not begin with BOS (of scattered
-        voxels: with density); with `verify` also by the manifest's checksum."""
+        """Start reading a block: a future of uint16 [rows of the block, context]. Its result raises a TomatError that
+        names a missing or damaged chunk, found by its crc32c and by rows that do not begin with BOS (scattered voxels:
+        with density); with `verify` also by the manifest's checksum."""
         if not 0 <= block < self.n_blocks:
             raise TomatError(f"Block {block} was asked for; {self.url} has blocks 0 to {self.n_blocks - 1}.")
         start, stop = self.manifest.chunk_rows(block)
@@ -113,7 +113,7 @@ class ShardSet:
             rows = result()
         expected = self.manifest.chunk_checksums[block]
         state = ""
-        # TensorStore reads a chunk that is not there as zeros, which no row begins with.
+        # TensorStore reads a missing chunk as zeros, and no row begins with a zero.
         scattered = self.layout.is_scattered
         if not np.all(rows[:, 0] >= DENSITY_START if scattered else rows[:, 0] == BOS):
             first = "a density token" if scattered else "BOS"
@@ -146,7 +146,7 @@ class ShardSet:
         return x, y, z
 
     def scale_of_row(self, row: int) -> np.ndarray | None:
-        """Of a relative codec its scale at the voxels of a row's patch, float32 [px, py, pz]; None of others."""
+        """Scale of a relative codec at the voxels of a row's patch, float32 [px, py, pz]; None for other codecs."""
         if not isinstance(self.codec, RelativeCodec):
             return None
         crystal = self.crystals[int(self.manifest.material_indices(np.array(row)))]

@@ -97,8 +97,8 @@ class KeyedPermutation:
 
     @cached_property
     def _round_tables(self) -> list[np.ndarray]:
-        """The function of each round at every value that it can be asked of, uint64: some sqrt(n) of them, so that of
-        more indices than that a round is one look-up each, of 40 KiB for 2 million, in place of eight operations."""
+        """The function of each round at all of its some sqrt(n) arguments, uint64. For more indices than that, a round
+        is one look-up per index (in 11 KiB for n of 2 million) in place of eight operations."""
         tables = []
         for r, key in enumerate(self._round_keys):
             size, values = (self._left_size, self._right_size)[:: 1 if r % 2 == 0 else -1]
@@ -118,8 +118,8 @@ class KeyedPermutation:
                 _round_function(other, self._round_keys[r], size, mixed, wrapped)
             else:
                 np.take(tables[r], other.view(np.int64), out=mixed, mode="wrap")
-            # Of the sum (difference) and the same moved by size, the one inside [0, size) is the smaller: the other has
-            # wrapped past 2**64 or is too large by size.
+            # One of the sum (difference) and the same moved by size lies in [0, size). It is the smaller one: the other
+            # has wrapped past 2**64 or is too large by size.
             if inverse:
                 np.subtract(target, mixed, out=target)
                 np.add(target, size, out=wrapped)
@@ -168,7 +168,7 @@ class ShuffledIndex:
     """The row at every position of a run. Positions count rows since the start of the first epoch, without end.
 
     Each epoch is a bijection of [0, rows) with permutations of its own. With `feistel`, the blocks are dealt to
-    ceil(blocks / window_blocks) windows whose sizes differ by at most one block, so that none is of a few materials.
+    ceil(blocks / window_blocks) windows whose sizes differ by at most one block, so that none has only a few materials.
     """
 
     def __init__(self, rows: int, config: BlockShuffleConfig, seed: int):
@@ -182,9 +182,9 @@ class ShuffledIndex:
         self._missing = self._blocks * self._block_rows - rows
         windows = -(-self._blocks // config.window_blocks)
         self._window_slots = np.arange(windows + 1, dtype=np.int64) * self._blocks // windows
-        # Levanter asks for positions in order, so two epochs and a few windows are all that is ever live. The rows of a
-        # window are kept as a table, 8 bytes a row beside 16 KiB of tokens: 9 ms for 65,536 rows once, where permuting
-        # each batch of 128 by itself took 2.8 us a row in NumPy calls.
+        # Levanter asks for positions in order, so only two epochs and a few windows are ever live. The rows of a window
+        # are kept as a table, 8 bytes per row beside 16 KiB of tokens. It takes 9 ms for 65,536 rows once; permuting
+        # each batch of 128 by itself took 2.8 us per row in NumPy calls.
         self._epoch = lru_cache(maxsize=2)(self._make_epoch)
         self._window_rows = lru_cache(maxsize=4)(self._make_window_rows)
         self._full_order = lru_cache(maxsize=2)(lambda epoch: KeyedPermutation(rows, derive_key(seed, "full", epoch)))
@@ -207,7 +207,7 @@ class ShuffledIndex:
         return out
 
     def window_at(self, position: int) -> tuple[int, int]:
-        """The positions [start, stop) that draw on the same window of blocks as `position`; of `full` the epoch."""
+        """The positions [start, stop) that draw on the same window of blocks as `position`; with `full` the epoch's."""
         epoch, offset = divmod(position, self.rows)
         if self.config.perm_type == "full":
             start, stop = 0, self.rows

@@ -1,4 +1,4 @@
-"""A shard set against the densities it was made of: compare a sample, and write damaged chunks again."""
+"""Compare a sample of a shard set with the densities it was made of, and write damaged chunks again."""
 
 from collections.abc import Iterable
 
@@ -15,14 +15,14 @@ from tomat.data.tokens.vocabulary import MAX_POSITION_ERROR
 from tomat.data.tokens.writer import GetGrid, begin_chunk, chunk_tokens, rows_checksum
 
 COORDINATE_TOLERANCE = 2 * MAX_POSITION_ERROR
-"""Of fractional coordinates: the position codec's largest error, and as much for moving the origin."""
+"""For fractional coordinates: the position codec's largest error, and as much again for moving the origin."""
 
 STRUCTURE_TOLERANCE_A = 1e-4
-"""Of lattice and places: a CHGCAR that was written from another kind of file has places to six decimals of a side."""
+"""For lattice and positions: a CHGCAR written from another kind of file has positions to six decimals of a side."""
 
 
 def damaged_chunks(shards: ShardSet, blocks: Iterable[int] | None = None) -> dict[int, str]:
-    """Those of the chunks (None: of all) that are missing or have another checksum than the manifest's, and why."""
+    """Those chunks (None: of all chunks) that are missing or have another checksum than in the manifest, and why."""
     bad = {}
     for block in range(shards.n_blocks) if blocks is None else blocks:
         try:
@@ -33,7 +33,7 @@ def damaged_chunks(shards: ShardSet, blocks: Iterable[int] | None = None) -> dic
 
 
 def repair_chunks(shards: ShardSet, chunks: Iterable[int], get_grid: GetGrid) -> None:
-    """Write chunks again, and nothing else, from a source that gives the tokens of the manifest's checksum."""
+    """Write these chunks again, and nothing else, from a source whose tokens have the manifest's checksums."""
     store = Store(shards.url)
     for chunk in chunks:
         rows = chunk_tokens(shards.manifest, chunk, get_grid, shards.codec)
@@ -48,7 +48,7 @@ def repair_chunks(shards: ShardSet, chunks: Iterable[int], get_grid: GetGrid) ->
 
 
 def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid) -> dict[str, float]:
-    """Read rows back into densities, cells and atoms, and hold them against the source, independently of how rows are
+    """Read rows back into densities, cells and atoms, and compare them with the source, independently of how rows are
     written: every voxel's token must be the bin its density lies in.
 
     Returns `rows_compared` and `voxels_compared`; `nmae_fraction`, sum |decoded - source| / sum |source| over the
@@ -94,8 +94,8 @@ def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid
 
 
 def _patch_row(shards: ShardSet, row: int, grid: DensityGrid, where: str) -> tuple[np.ndarray, CellCodec, np.ndarray]:
-    """The source's density, by `DensityGrid.patch`, the codec there, and the density ids of a patch, whose preamble is
-    held against the source's cell and atoms."""
+    """For a patch: the source's density, by `DensityGrid.patch`, the codec there, and the density ids. Compares the
+    preamble with the source's cell and atoms."""
     anchor = np.array(shards.anchor_of_row(row))
     read = decode_sequence(shards.read_rows(row, row + 1)[0], shards.layout, shards.codec)
     if read.grid_shape != grid.grid_shape:

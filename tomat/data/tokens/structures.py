@@ -1,5 +1,5 @@
-"""The exact structures of a set's materials, beside its rows in one object; of older sets, what the rows say: their
-preambles round the lattice to 0.05 A and 0.2 degrees, too coarse to place atoms by."""
+"""The exact structures of a set's materials, in one object beside its rows. For older sets, the structures in the rows:
+their preambles round the lattice to 0.05 A and 0.2 degrees, which is too coarse to place atoms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Structures:
     lattices: np.ndarray
     """float64 [materials, 3, 3], rows a, b, c in A."""
     atom_ends: np.ndarray
-    """int64 [materials]: one past the last atom of each."""
+    """int64 [materials]: one past the last atom of each material."""
     atomic_numbers: np.ndarray
     """uint8 [atoms]."""
     frac_coords: np.ndarray
@@ -63,7 +63,7 @@ class Structures:
         return arrays_checksum(self._arrays)
 
     def to_bytes(self) -> bytes:
-        """As an `.npz` file with its checksum, the same bytes for the same structures."""
+        """The content of an `.npz` file with a checksum, the same bytes for the same structures."""
         return pack_arrays(self._arrays)
 
     @classmethod
@@ -80,7 +80,7 @@ class Structures:
 
 
 class PreambleStructures:
-    """The structures of a set that has no others: read from the first row of each material, and rounded."""
+    """The structures of a set without exact ones: read from the first row of each material, and rounded."""
 
     def __init__(
         self, url: str, manifest: ShardManifest, codec: DensityCodec, read_rows: Callable[[int, int], np.ndarray]
@@ -116,8 +116,8 @@ class PreambleStructures:
 
 
 def crystal_of_row(ids: np.ndarray, layout: SequenceLayout, codec: DensityCodec, name: str = "") -> Crystal:
-    """The structure that a row's preamble says, its lattice rounded to 0.05 A and 0.2 degrees; in version 3 its origin
-    is the patch's first voxel, in version 2 the cell's. `ids`: integers [context]."""
+    """The structure in a row's preamble, its lattice rounded to 0.05 A and 0.2 degrees. Its origin is the patch's first
+    voxel in version 3, and the cell's origin in version 2. `ids`: integers [context]."""
     read = decode_sequence(ids, layout, codec)
     a, b, c = read.lattice_parameters[:3]
     cos_alpha, cos_beta, cos_gamma = np.cos(np.radians(read.lattice_parameters[3:]))

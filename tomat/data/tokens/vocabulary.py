@@ -1,5 +1,5 @@
-"""Vocabulary version 3: which id means what. The ids are fixed: data sets with them exist. Those below `DENSITY_START`
-are the same for every codec; one for each id of the codec follows: 16,384 Lloyd-Max bins make 18,570 ids in all."""
+"""Vocabulary version 3: which id means what. The ids are fixed: data sets with them exist. Ids below `DENSITY_START`
+are the same for every codec. The ids of the codec follow: 16,384 Lloyd-Max bins make 18,570 ids in all."""
 
 from dataclasses import dataclass
 
@@ -30,9 +30,9 @@ INTEGER_START = ELEMENT_START + N_ELEMENTS
 N_INTEGERS = 1024
 
 POSITION_START = INTEGER_START + N_INTEGERS
-"""Of a fractional coordinate in [0, 1), three tokens: sign and exponent (512 values), then two bytes of the mantissa
-(256 values each), of a float32 of whose mantissa 16 of 23 bits are kept. Near 0 the precision is relative, so that an
-atom displaced by 1e-6 from the origin is not at the origin."""
+"""A fractional coordinate in [0, 1) takes three tokens: sign and exponent (512 values), then two bytes of the mantissa
+(256 values each) of a float32 that keeps 16 of 23 bits of its mantissa. Near 0 the precision is relative, so an atom
+displaced by 1e-6 from the origin is not at the origin."""
 N_EXPONENT_IDS = 512
 N_BYTE_IDS = 256
 TOKENS_PER_COORDINATE = 3
@@ -96,8 +96,8 @@ class Vocabulary:
 
 
 def encode_positions(frac_coords: np.ndarray) -> np.ndarray:
-    """Three ids, uint16 [..., 3] in [0, 512), [512, 768) and [768, 1024), for each coordinate in [0, 1), nearest
-    rounding; what rounds to 1 becomes 0."""
+    """Three ids, uint16 [..., 3] in [0, 512), [512, 768) and [768, 1024), for each coordinate in [0, 1). Rounds to
+    nearest; a coordinate that rounds to 1 becomes 0."""
     coords = np.ascontiguousarray(frac_coords, dtype=np.float64).reshape(np.shape(frac_coords))
     if not np.all((coords >= 0) & (coords <= 1)):
         bad = coords[~((coords >= 0) & (coords <= 1))].flat[0]

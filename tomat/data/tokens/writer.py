@@ -1,8 +1,8 @@
-"""Write a data set of tokens chunk by chunk; any worker writes any chunk alone, and nobody else's.
+"""Write a data set of tokens chunk by chunk. Any worker can write any chunk, independently of all others.
 
-`start_shards` puts the plan and what else lies beside it in place, `ChunkWriter` writes chunks and after each a record
-with its checksum, `finalise` gathers the records into the manifest. Stopped anywhere and started again it goes on with
-the chunks that have no record, and ends with the same bytes.
+`start_shards` puts the plan and the objects beside it in place, `ChunkWriter` writes chunks and after each a record
+with its checksum, `finalise` gathers the records into the manifest. A writer that is stopped and started again goes on
+with the chunks that have no record, and ends with the same bytes.
 """
 
 import hashlib
@@ -68,12 +68,12 @@ def start_shards(
     structures: Structures | None = None,
     promolecule: Promolecule | None = None,
 ) -> ShardManifest:
-    """Put the codec, structures and promolecule as planned, the plan and the empty array in place; the plan."""
+    """Put codec, structures and promolecule as planned, the plan and the empty array in place. Returns the plan."""
     found = read_plan(store)
     if found is not None:
         check_same(store, found, plan.identity())
     else:
-        # An array and records without a manifest are left-overs of nobody knows what.
+        # It is not known what an array and records without a manifest belong to.
         if store.names(storage.ARRAY_NAME + "/") or store.names(storage.PROGRESS_PREFIX):
             raise TomatError(f"{store.url} holds a token array but no manifest. Remove it, or choose another place.")
         store.write(storage.CODEC_NAME, codec_text(codec).encode())
@@ -95,7 +95,7 @@ def read_plan(store: Store) -> ShardManifest | None:
 def read_part[Part: DensityCodec | Promolecule | Structures](
     store: Store, name: str, stated: str, read: Callable[[bytes, str], Part]
 ) -> Part:
-    """What lies beside a manifest, which says its hash; another set's is refused. `read` gets content and place."""
+    """Read an object beside a manifest, which states its hash. Refuses another set's. `read` gets content and place."""
     if (content := store.read(name)) is None:
         raise TomatError(f"The shard set {store.url} has no {name}, and its manifest has. {AGAIN}")
     found = read(content, store.url + name)
@@ -146,7 +146,7 @@ def chunk_tokens(plan: ShardManifest, chunk: int, get_grid: GetGrid, codec: Dens
 
 
 def planned(get_grid: GetGrid) -> GetGrid:
-    """`get_grid` for materials that have rows, so that they can no longer be skipped: what it raises says so."""
+    """`get_grid` for materials that have rows, and so can no longer be skipped. Its errors say so."""
 
     def read(material_id: str) -> DensityGrid:
         try:
@@ -210,8 +210,8 @@ def begin_chunk(
     """Start to write the rows of a chunk, which must not change; the result raises TensorStore's errors."""
     start, stop = plan.chunk_rows(chunk)
     if stop - start < plan.block_rows:
-        # TensorStore reads a chunk that is not full, the last one, to keep its other rows, of which there are none, and
-        # would fail on a damaged one.
+        # TensorStore first reads the last chunk, which is not full, to keep its other rows. There are none, and a
+        # damaged chunk would make it fail.
         store.delete(f"{storage.ARRAY_NAME}/c/{chunk}/")
     return array[start:stop].write(rows)
 

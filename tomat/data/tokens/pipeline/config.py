@@ -40,7 +40,7 @@ class RetokenizeConfig:
     at any depth; `folder`: densities of every kind, as other verbs find them (`data/density/io.py`);
     `embedded`: the densities that ship with tomat."""
     filelist: str | None = None
-    """File with a material id a line (`mp_filelist.txt`), a path or URL, or a name below `input`; None: all that
+    """File with one material id per line (`mp_filelist.txt`): a path, a URL, or a name below `input`. None: all that
     `input` holds, in order of their names."""
     split_file: str | None = None
     """JSON with lists of indices into `filelist` by split (`split_limit_22M.json`); None: every material."""
@@ -49,39 +49,39 @@ class RetokenizeConfig:
     layout: str = "v3-p19"
     """Sequence layout, `tomat/data/tokens/layouts.py`."""
     codec: str | None = None
-    """Codec to use, a path or URL (`<training set>/codec.json`); None: fit one to these densities, or for a layout of
-    two tokens a voxel take the 9 + 12 bit codec, which needs no fit."""
+    """Codec to use, a path or URL (`<training set>/codec.json`). None: fit one to these densities, or, for a layout of
+    two tokens per voxel, take the 9 + 12 bit codec, which needs no fit."""
     promolecule: str | None = None
-    """Promolecule to lay beside the rows, a path or URL (`<training set>/promolecule.json`); None: where the codec is
-    fitted to these densities one is fitted too, elsewhere there is none."""
+    """Promolecule to store beside the rows, a path or URL (`<training set>/promolecule.json`). None: one is fitted if
+    the codec is fitted to these densities; otherwise there is none."""
     bins: int = 16_384
-    """Bins of a codec that is fitted."""
+    """Bins of a fitted codec."""
     objective: Literal["absolute", "squared"] = "absolute"
-    """Error that a codec that is fitted minimises."""
+    """Error that a fitted codec minimises."""
     relative: bool = False
-    """Bins of a codec that is fitted are of the density's ratio to the sum of atoms (`tomat/data/codec/relative.py`);
-    the densities are read once more, after the promolecule is known."""
+    """Fit bins of the density's ratio to the sum of atoms (`tomat/data/codec/relative.py`). The densities are then read
+    once more, after the promolecule is known."""
     patches_per_material: int = 64
-    """Rows of each material, M; of scattered voxels no more than hold its cell."""
+    """Rows of each material, M; with scattered voxels no more than hold its cell."""
     seed: int = 0
     block_rows: int = DEFAULT_BLOCK_ROWS
     electron_tolerance: float = 0.005
     """Largest relative deviation of a density's integral from its electron count, and never more than 0.05 electrons;
-    beyond it the material is skipped. With `accept: fractional_electrons` only from a count that the source or
-    `valences` state."""
+    beyond it the material is skipped. With `accept: fractional_electrons` this applies only to a count that the source
+    or `valences` state."""
     valences: dict[str, float] = field(default_factory=dict)
-    """Valence electrons of each element (`ZVAL` of the POTCARs). Where a material's elements are all in it, they give
-    the electron count that is expected; else a sum of valences that pseudopotentials in use leave the elements.
-    The embedded densities come with theirs."""
+    """Valence electrons of each element (`ZVAL` of the POTCARs). If they have all elements of a material, they give its
+    expected electron count. Otherwise the count must be a sum of valences that pseudopotentials in use leave the
+    elements. The embedded densities come with their own counts."""
     max_clipped_share: float = MAX_CLIPPED_SHARE
     """Electrons that a material may lose because its voxels lie outside the codec, as a share of all; beyond it the
-    material is skipped. What is lost below it is counted in the manifest."""
+    material is skipped. The manifest counts smaller losses."""
     species: tuple[str, ...] = ()
     """Elements of CHGCARs that name none (VASP 4), in the order of their counts."""
     accept: tuple[str, ...] = ()
     """Refusals that are lifted, `tomat/data/density/rules.py`."""
     max_skipped: float = 0.01
-    """Skipped materials that fail the run when there are more: a number, or below 1 a share of all."""
+    """Most skipped materials; with more the run fails. A number, or, below 1, a share of all."""
     storage_tries: int = STORAGE_TRIES
     """How often a request to a bucket is tried, with growing waits."""
 
@@ -104,7 +104,7 @@ class RetokenizeConfig:
             raise TomatError("split_file is set, but filelist, which its indices count in, is not; set both.")
         check_range("", self, patches_per_material=1, block_rows=1, storage_tries=1, max_clipped_share=(0, 1))
         check_range("", self, bins=(2, MAX_IDS - DENSITY_START))
-        # NaN fails every comparison, so each of these asks for what is good.
+        # NaN fails every comparison, so each of these conditions states what is valid.
         if not 0 < self.electron_tolerance < 1:
             raise TomatError(f"electron_tolerance is {self.electron_tolerance}; expected a share between 0 and 1.")
         share, number = 0 <= self.max_skipped < 1, 1 <= self.max_skipped < math.inf
@@ -151,7 +151,7 @@ def _check_valences(valences: Mapping[str, float]) -> None:
 def load_retokenize_config(
     config_path: str | Path | None, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None
 ) -> RetokenizeConfig:
-    """A YAML file (None: the defaults), over it words of a command line, and over both the flags that are not None."""
+    """Read a YAML file (None: the defaults). Words of a command line override it, and flags that are not None both."""
     import draccus
     from draccus.utils import DecodingError
 
@@ -185,12 +185,12 @@ class ShardJob:
     codec: DensityCodec | None
     """None: one is fitted to the densities."""
     promolecule: Promolecule | None = None
-    """Given, and laid beside the rows."""
+    """A given promolecule, which is stored beside the rows."""
     fits_promolecule: bool = False
     bins: int = 0
     objective: Objective = "absolute"
     relative: bool = False
-    """The codec that is fitted is relative to the promolecule."""
+    """Whether a fitted codec is relative to the promolecule."""
     patches_per_material: int
     seed: int
     split: str = ""
@@ -200,14 +200,14 @@ class ShardJob:
     read_rules: Mapping[str, Sequence[str]] | None = None
     """What is assumed of the densities; None: not recorded in the manifest."""
     electron_tolerance: float | None = None
-    """Largest relative deviation of an electron count; None: whoever reads the densities has compared them."""
+    """Largest relative deviation of an electron count; None: the reader of the densities has compared the counts."""
     valences: Mapping[str, float] = field(default_factory=dict)
     accept: tuple[str, ...] = ()
     storage_tries: int = STORAGE_TRIES
 
     def __post_init__(self) -> None:
         check_range("", self, patches_per_material=1, block_rows=1, max_clipped_share=(0, 1))
-        # That of a relative codec is laid beside the rows: who reads them needs no other.
+        # The promolecule of a relative codec is stored beside the rows, so that their readers need no other.
         if self.codec is not None and (own := relative_to(self.codec)) is not None:
             if self.promolecule is None:
                 object.__setattr__(self, "promolecule", own)
@@ -220,7 +220,7 @@ class ShardJob:
 
     @classmethod
     def of(cls, config: RetokenizeConfig) -> "ShardJob":
-        """That of a configuration, with the codec and the promolecule that it names."""
+        """The job of a configuration, with the codec and the promolecule that it names."""
         codec = promolecule = None
         if config.codec is not None:
             codec = codec_from_text(text_at(config.codec, config.storage_tries), config.codec)
@@ -242,8 +242,8 @@ class ShardJob:
         structures_sha256: str | None = None,
         promolecule_sha256: str | None = None,
     ) -> ShardManifest:
-        """Lay out the rows of materials, by name and grid shape: the manifest, not complete and without checksums. Of
-        `clipped`, None says that nobody counted the voxels outside the codec."""
+        """Lay out the rows of materials, given by name and grid shape. Returns a manifest that is not complete and has
+        no checksums. `clipped` None: the voxels outside the codec were not counted."""
         entries: list[MaterialRows] = []
         rows = 0
         for name, (nx, ny, nz) in materials:

@@ -1,6 +1,6 @@
-"""The one way from densities to a shard set: takes the stages in order, hands units to a runner, decides whether to go
-on. `retokenize` takes a configuration and any number of workers, `write_shards` a function that reads densities, in
-this process. Everything that is finished is in the output, where a driver that is started again finds it."""
+"""The driver that makes every shard set from densities. It takes the stages in order, hands units to a runner, and
+decides whether to go on. `retokenize` takes a configuration and any number of workers. `write_shards` takes a function
+that reads densities, and works in this process. A restarted driver finds all that is finished in the output."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ from tomat.data.tokens.pipeline.sources import Material, find_materials
 from tomat.data.tokens.writer import check_same, finalise, read_plan, refuse_differing, start_shards, stored_codec
 
 REQUEST_NAME = "request.json"
-"""What the set was asked to be; the first object that is written, and kept."""
+"""The request that the set fulfils. It is the first object that is written, and is kept."""
 SURVEY_NAME = "survey.json"
 """Grid, atoms and electron count of every material, and why others were skipped; kept."""
 REASONS_SHOWN = 5
@@ -89,7 +89,7 @@ def write_shards(
 ) -> ShardManifest:
     """Tokenize materials into a data set, in this process; goes on where it was stopped. Returns its manifest.
 
-    Every density is read once before the first token is written, unless it is `surveyed` already, so that one that
+    Every density is read once before the first token is written, unless it is `surveyed` already. So a density that
     cannot be tokenized is skipped, with the reason in the manifest. `settings`: fields of `ShardJob`.
     """
     store, runner = Store(place), PoolRunner(1)
@@ -110,7 +110,7 @@ def write_shards(
             _run_with_bar(runner, look, stages.survey_units(materials), "Surveying materials", len(materials))
         plan = start_shards(store, *stages.plan_set(job, found))
     else:
-        # The grids, which are not read yet, are no part of what a set is known by.
+        # The grids are not read yet, and are not part of a set's identity.
         rows = [(material.material_id, (1, 1, 1)) for material in materials]
         wanted = job.plan(rows, codec, promolecule_sha256=job.promolecule and job.promolecule.sha256)
         check_same(store, plan, wanted.identity())
@@ -120,7 +120,7 @@ def write_shards(
 
 
 def _go_on(job: ShardJob, store: Store, plan: ShardManifest) -> None:
-    """Take up a set whose plan is in place."""
+    """Continue a set whose plan is in place."""
     if job.promolecule is not None and plan.promolecule_sha256 is None:
         begun = f"{store.url} was begun without a promolecule"
         raise TomatError(f"{begun}. Leave --promolecule out, or choose another place.")
@@ -131,7 +131,7 @@ def _go_on(job: ShardJob, store: Store, plan: ShardManifest) -> None:
 def _write_rows(
     job: ShardJob, store: Store, plan: ShardManifest, materials: Sequence[Material], runner: Runner, *, read_again: bool
 ) -> int:
-    """Write the rows that are missing, and with `read_again` those that are damaged; how many."""
+    """Write missing rows, and with `read_again` damaged rows. Returns how many were written."""
     units = stages.write_units(plan, materials, stages.missing_chunks(store, plan, read=read_again))
     spans = [plan.chunk_rows(chunk) for unit in units for chunk in unit.chunks]
     rows = sum(stop - start for start, stop in spans)
@@ -163,7 +163,7 @@ def check_request(
         raise TomatError(
             f"{store.url} holds a data set that `tomat retokenize` did not write. Remove it, or choose another place."
         )
-    # Where the set lies and how patient its writer was say nothing about it.
+    # The place of the set and the number of tries are not part of the request.
     source = {key: getattr(config, key) for key in ("source", "input", "filelist", "split_file")}
     source |= {key: list(getattr(config, key)) for key in ("species", "accept") if getattr(config, key)}
     content = with_checksum({"identity": wanted, "source": source})
@@ -208,7 +208,7 @@ def request_identity(config: RetokenizeConfig, job: ShardJob, materials: Sequenc
 def _survey_in_store(
     config: RetokenizeConfig, job: ShardJob, store: Store, materials: Sequence[Material], runner: Runner
 ) -> tuple[ShardManifest, int]:
-    """Survey what is not surveyed, refuse if too much is skipped, start the set: its plan, and how many are new."""
+    """Survey what is not surveyed, refuse if too much is skipped, start the set. Returns its plan, how many are new."""
     units = stages.survey_units(materials)
     records = set(store.names(stages.SURVEY_PREFIX))
     surveys = {
@@ -255,7 +255,7 @@ def _with_relative_codec(
     surveys: Mapping[int, stages.UnitSurvey],
     runner: Runner,
 ) -> ShardJob:
-    """The job with a codec relative to its promolecule, which is fitted first where none was given."""
+    """The job with a codec relative to its promolecule. The promolecule is fitted first if none was given."""
     promolecule = job.promolecule
     if promolecule is None:
         sums = PromoleculeFit()
@@ -285,7 +285,7 @@ def _with_relative_codec(
 def _run_with_bar(
     runner: Runner, function: Callable[[Any], int], units: Sequence[Any], what: str, total: int, done: int = 0
 ) -> None:
-    """`what`: two words, of which the second is what a bar counts."""
+    """Run units with a progress bar. `what`: two words; the second names what the bar counts."""
     if not units:
         return
     began = time.monotonic()

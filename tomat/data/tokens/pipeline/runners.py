@@ -18,13 +18,13 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 
 DEATHS_IN_A_ROW = 3
-"""Pools that may break without one unit being finished: a worker killed for its memory will be killed again."""
+"""Most pools in a row that may break before a unit is finished: a worker killed for its memory will be killed again."""
 WORKER_MEMORY = "2g"
-"""Of a worker: the largest grid of the Materials Project set takes less than half (`profiling/tokenize_speed.py`)."""
+"""Memory of a worker: the largest Materials Project grid takes less than half (`profiling/tokenize_speed.py`)."""
 WORKER_DISK = "4g"
-"""Of a worker: nothing but Zephyr's messages lies on it. Fray's default of 64 GB would keep small machines out."""
+"""Disk of a worker: it holds only Zephyr's messages. Fray's default of 64 GB would keep small machines out."""
 MAX_EXECUTION_RETRIES = 3
-"""Whole pools that Zephyr starts again; its default of 100 would hide a broken cluster for hours."""
+"""How often Zephyr starts a whole pool again; its default of 100 would hide a broken cluster for hours."""
 
 
 class PoolRunner:
@@ -32,7 +32,7 @@ class PoolRunner:
     threads, which a fork would lose with their locks held. With one worker they run in this process."""
 
     def __init__(self, workers: int | None = None) -> None:
-        """Args: workers: number of processes; None for one a core."""
+        """Args: workers: number of processes; None for one per core."""
         self.workers = workers if workers is not None else len(os.sched_getaffinity(0))
         if self.workers < 1:
             raise TomatError(f"--workers is {self.workers}; expected at least 1.")
@@ -57,7 +57,7 @@ class PoolRunner:
     def _run_until_broken[Unit](
         self, function: Callable[[Unit], int], left: dict[int, Unit], on_done: Callable[[int], None]
     ) -> int:
-        """Run the units that are left, and take those that are finished out; how many were."""
+        """Run the units in `left`, and remove those that are finished. Returns how many were."""
         finished = 0
         context = multiprocessing.get_context("spawn")
         driver_is_done, done = context.Pipe(duplex=False)
@@ -101,8 +101,8 @@ def _end_with_driver(driver_is_done: Connection) -> None:
 
 @dataclass(frozen=True)
 class ZephyrRunner:
-    """Runs units as shards of a Zephyr pipeline, which tries one again when its worker is lost. Inside an Iris job Fray
-    finds the cluster by itself; elsewhere it runs on threads. A unit leaves its own record in the output."""
+    """Runs units as shards of a Zephyr pipeline, which tries a unit again when its worker is lost. Inside an Iris job
+    Fray finds the cluster by itself; elsewhere it runs on threads. A unit leaves its own record in the output."""
 
     temporary: str
     """Folder or URL that driver and workers reach, for Zephyr's own messages; removed by Zephyr."""
@@ -111,8 +111,8 @@ class ZephyrRunner:
     memory: str = WORKER_MEMORY
 
     def run[Unit](self, function: Callable[[Unit], int], units: Sequence[Unit], on_done: Callable[[int], None]) -> None:
-        """As a pool does. Zephyr reports a pipeline's results together, so the bar moves at its end;
-        while it runs, Zephyr's log counts shards, and its counters `tomat/items` the materials or rows."""
+        """As `PoolRunner.run`. Zephyr reports a pipeline's results together, so the bar moves only at the end.
+        Meanwhile Zephyr's log counts shards, and its counters `tomat/items` count materials or rows."""
         from fray.types import ResourceConfig
         from zephyr.context import ZephyrContext
         from zephyr.dataset import Dataset

@@ -1,5 +1,5 @@
-"""Densities to fit or tokenize, by name. One that is broken is its own fault and is skipped; a place that cannot be
-reached is tried again, and then ends the run."""
+"""Densities to fit or tokenize, by name. A broken density is skipped. A place that cannot be reached is tried again,
+and then ends the run."""
 
 import json
 import time
@@ -19,9 +19,9 @@ from tomat.data.tokens.manifest import check_material_id
 from tomat.data.tokens.pipeline.config import RetokenizeConfig
 
 SUFFIXES = {"rho_gga": ".zarr", "materials_project": ".json.gz"}
-"""What an id of a list is called below the input."""
+"""Suffix of the file of a listed id below the input."""
 SAVE_EVERY_SECONDS = 30.0
-"""Between two saves of what was added: each takes a few tenths of a second."""
+"""Time between two saves of sums; a save takes a few tenths of a second."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Material:
     """Valence electrons that its source states."""
     rules: ReadRules = DEFAULT_RULES
     get_grid: Callable[[str], DensityGrid] | None = None
-    """Reads it by name in this process, and knows how often to try; raises TomatError where that is impossible."""
+    """Reads the density by name in this process, with its own retries; raises TomatError if this is impossible."""
 
     def read(self, tries: int) -> DensityGrid:
         if self.get_grid is not None:
@@ -64,8 +64,8 @@ class DensityInputs:
         what: str,
         kept: Path | None,
     ) -> dict[str, str]:
-        """Add the densities that are not added yet to sums, which are kept in a file as they grow if there is one; why
-        others could not be, by name."""
+        """Add the densities that are not added yet to sums. The file `kept`, if given, holds the sums as they grow.
+        Returns by name why densities could not be added."""
 
         def save() -> None:
             if kept is not None:
@@ -193,7 +193,7 @@ def _found(config: RetokenizeConfig) -> list[Material]:
 
 
 def _below(place: str, root: str) -> str:
-    """`place` itself, or where it lies below `root` if it is a bare name that is not here."""
+    """`place` itself, or its place below `root` if it is a relative path that does not exist here."""
     if "://" in place or Path(place).is_absolute() or Path(place).exists():
         return place
     return f"{root.rstrip('/')}/{place}"

@@ -1,10 +1,10 @@
 """From densities to a shard set: the three stages, and the function that does one unit of each.
 
-*Survey* reads every density once; where a codec is to be fitted also for the histogram of its voxels and the sums that
-a promolecule is fitted from. *Fit* adds these in the order of the units; for a relative codec it reads the densities
-once more, to count their ratios to the promolecule. *Write* turns chunks into tokens. A unit's function needs nothing
-but its arguments and the storage, so that any process runs it. A unit that is finished has left an object that says so;
-what is killed and started again goes on with the others, and ends with the same bytes.
+*Survey* reads every density once. If a codec is to be fitted, it makes the histogram of the voxels and the sums for a
+promolecule. *Fit* adds these in the order of the units; for a relative codec it reads the densities once more, to count
+their ratios to the promolecule. *Write* turns chunks into tokens. A unit's function needs only its arguments and the
+storage, so any process can run it. A finished unit has left an object that says so. A run that is killed and started
+again goes on with the other units, and ends with the same bytes.
 """
 
 import hashlib
@@ -42,10 +42,10 @@ from tomat.data.tokens.structures import Structures
 from tomat.data.tokens.writer import ChunkWriter, chunk_is_written, chunk_tokens, planned, record_name, stored_codec
 
 SURVEY_PREFIX = "survey/"
-"""An object for each surveyed unit; gone once the set is complete."""
+"""Prefix of the objects of surveyed units, which are removed once the set is complete."""
 
 LARGEST_UNIT = 256
-"""Materials of a unit at most: some ten seconds of work, which is what a kill loses."""
+"""Most materials of a unit: some ten seconds of work, which a kill loses."""
 UNITS_AIMED_AT = 128
 """Units of a small set: a few for each core of one machine, each with a histogram of some megabytes to write."""
 
@@ -59,7 +59,7 @@ class SurveyUnit:
     materials: tuple[Material, ...]
 
     def part(self, ending: str) -> str:
-        """The object that keeps a part of what was found."""
+        """Name of the object that keeps a part of what was found."""
         return f"{SURVEY_PREFIX}{self.index:06d}.{ending}"
 
     def parts(self, job: ShardJob) -> list[str]:
@@ -72,7 +72,7 @@ class SurveyUnit:
 class WriteUnit:
     chunks: tuple[int, ...]
     materials: tuple[Material, ...]
-    """Those whose rows are in the chunks, in the order of their rows."""
+    """The materials whose rows are in the chunks, in the order of their rows."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Findings:
 
 
 def unit_size(n_materials: int) -> int:
-    """Materials of a unit. It follows from their number alone: histograms are added unit by unit, and sums of floats
-    depend on the grouping, which must not depend on the number of workers."""
+    """Materials of a unit. This follows from the number of all materials alone: histograms are added unit by unit, and
+    sums of floats depend on the grouping, which must not depend on the number of workers."""
     return min(max(-(-n_materials // UNITS_AIMED_AT), 1), LARGEST_UNIT)
 
 
@@ -127,7 +127,7 @@ def check_electrons(job: ShardJob, tolerance: float, material: Material, grid: D
     # A part of the electrons has no count to compare with.
     if grid.partial:
         return
-    # What was clipped is no error of the file's.
+    # Clipped electrons are not an error of the file.
     read = grid.electron_count - grid.clipped_electrons
     allowed = min(tolerance * read, ELECTRON_TOLERANCE)
     expected = material.n_electrons
@@ -149,7 +149,7 @@ def check_electrons(job: ShardJob, tolerance: float, material: Material, grid: D
 
 
 def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
-    """Read the densities of a unit, and find out of each whether it can be tokenized."""
+    """Read the densities of a unit, and find out whether each can be tokenized."""
     histogram = DensityHistogram() if job.counts_densities else None
     promolecule = PromoleculeFit() if job.fits_promolecule else None
     crystals: list[Crystal] = []
@@ -187,7 +187,7 @@ def look_at(job: ShardJob, unit: SurveyUnit) -> Findings:
                 ) from error
             except TomatError as error:
                 skipped.append((name, str(error)))
-            # What a reader let pass can surface in any step; it is this material's fault, and not the run's end.
+            # Damage that a reader let pass can surface in any step. It skips this material and does not end the run.
             except Exception as error:
                 skipped.append((name, f"{material.location}: {type(error).__name__}: {error}"))
     return Findings(UnitSurvey(tuple(found), tuple(skipped)), Structures.of(crystals), histogram, promolecule)
@@ -202,7 +202,7 @@ def survey_unit(job: ShardJob, unit: SurveyUnit) -> int:
         store.write(unit.part(SUMS), found.promolecule.to_bytes())
     if found.histogram is not None:
         store.write(unit.part(HISTOGRAM), found.histogram.to_bytes())
-    # Last: the record says that the others are there.
+    # Written last: the record says that the other objects are there.
     store.write(unit.part(RECORD), json.dumps(with_checksum(asdict(found.survey)), sort_keys=True).encode())
     return len(unit.materials)
 
@@ -224,7 +224,7 @@ def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
 
 
 def stored_findings(job: ShardJob, store: Store, unit: SurveyUnit, survey: UnitSurvey) -> Findings:
-    """What `survey_unit` left of a unit, whose record is read already."""
+    """What `survey_unit` found in a unit, whose record is read already."""
     again = f"Remove {store.url}{unit.part(RECORD)} and run the same command again; it surveys these materials again."
 
     def part(name: str) -> tuple[bytes, str]:
@@ -255,7 +255,7 @@ def count_ratios(job: ShardJob, unit: SurveyUnit) -> int:
 
 
 def counted_ratios(job: ShardJob, store: Store, unit: SurveyUnit) -> RatioHistogram | None:
-    """What `count_ratios` left of a unit; None: nothing, or of other materials, or ratios to another promolecule."""
+    """The ratios that `count_ratios` left; None: none, or of other materials, or to another promolecule."""
     assert job.promolecule is not None
     if (content := store.read(unit.part(RATIOS))) is None:
         return None
@@ -330,7 +330,7 @@ def missing_chunks(store: Store, plan: ShardManifest, *, read: bool = False) -> 
 
 @lru_cache(maxsize=2)
 def _open_set(output: str, tries: int, plan_sha256: str) -> tuple[Store, ShardManifest, DensityCodec, Any]:
-    """Store, plan, codec and array, read once by a process; the hash keeps it from taking an older set's."""
+    """Store, plan, codec and array, read once per process. The hash keeps it from using those of an older set."""
     store = Store(output, tries)
     content = store.read(MANIFEST_NAME)
     if content is None or hashlib.sha256(content).hexdigest() != plan_sha256:
@@ -340,7 +340,7 @@ def _open_set(output: str, tries: int, plan_sha256: str) -> tuple[Store, ShardMa
 
 
 def write_unit(output: str, tries: int, plan_sha256: str, unit: WriteUnit) -> int:
-    """Write the chunks of a unit, each with its record; finished ones again with the same bytes. How many rows."""
+    """Write the chunks of a unit, each with its record; finished chunks again with the same bytes. Returns the rows."""
     store, plan, codec, array = _open_set(output, tries, plan_sha256)
     written = 0
     with reading(unit.materials, tries) as read, ChunkWriter(store, plan, array) as writer:

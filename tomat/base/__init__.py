@@ -1,1 +1,1 @@
-"""What every room uses and what knows none of them: errors, console, files, overrides, storage that does not answer."""
+"""What every room uses and knows no other room: errors, console, files, overrides, storage that does not answer."""

@@ -1,6 +1,6 @@
-"""What the verbs share in reading a command line: one parser, and the types of its numbers and files.
+"""What the verbs share to read a command line: one parser, and the types of its numbers and files.
 
-Only the standard library, so that a wrong word is refused before anything heavy is imported.
+It uses only the standard library, so that a wrong word is refused before anything heavy is imported.
 """
 
 import argparse
@@ -21,20 +21,20 @@ STANDARD_OUTPUT = Path("-")
 """`--json -`: the report goes to standard output, and everything else to standard error."""
 
 SPELT_BEFORE = {"tokenise": "tokenize"}
-"""Verbs as they were spelt -> as they are; the old ones go with the release after this one."""
+"""Old spelling of a verb -> present spelling. The old spellings go with the release after this one."""
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_LEVEL = "--log_level"
 
 
 def spelt_today(verb: str) -> str:
-    """`demo_data` as `demo-data`, and a spelling of before as today's."""
+    """A verb in its present spelling, with dashes: `demo_data` becomes `demo-data`."""
     spelt = verb.replace("_", "-")
     return SPELT_BEFORE.get(spelt, spelt)
 
 
 def first_verb(words: Sequence[str]) -> tuple[int, str]:
-    """Where the verb of a command line stands, and it; behind flags that may come before it. Empty if there is none."""
+    """The place of the verb in a command line, after flags that may precede it, and the verb (empty: none)."""
     for at, word in enumerate(words):
         if not word.startswith("-") and (at == 0 or words[at - 1].replace("_", "-") != LOG_LEVEL.replace("_", "-")):
             return at, word
@@ -42,7 +42,7 @@ def first_verb(words: Sequence[str]) -> tuple[int, str]:
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
-    """The three flags, which stand before or after the name of a verb: unset they leave what was set before it."""
+    """Add the three flags, which may stand before or after a verb. After it, an unset flag keeps its earlier value."""
     group = parser.add_argument_group("how much is said")
     text = "results, warnings and errors alone: no progress, stages or remarks"
     group.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help=text)
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
     examples: tuple[str, ...] = ()
     """Command lines that the help ends with."""
     moved: Mapping[str, str] = {}
-    """Verb of before -> what does it now."""
+    """Former verb -> what does the same now."""
     _words: Sequence[str] = ()
 
     def __init__(self, *args, **kwargs) -> None:
@@ -70,13 +70,13 @@ class Parser(argparse.ArgumentParser):
         add_verbosity(self)
 
     def format_help(self) -> str:
-        """As `ArgumentParser` does it, and the examples, a line each whatever the width."""
+        """The help of `ArgumentParser`, and the examples, one per line whatever the width."""
         lines = "\n  ".join(["examples:" if len(self.examples) > 1 else "example:", *self.examples])
         return super().format_help() + (f"\n{lines}\n" if self.examples else "")
 
     # Subparsers are called through this method as well.
     def parse_known_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        """As `ArgumentParser` does it; words that belong to nothing are refused by a verb that takes no overrides."""
+        """As `ArgumentParser` does it, but a verb that takes no overrides refuses words that belong to nothing."""
         words = list(sys.argv[1:] if args is None else args)
         for place, word in enumerate(words):
             name, equals, value = word.partition("=")
@@ -96,10 +96,10 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _near(self) -> str:
-        """The first word that is no flag or verb of this parser, and is spelt like one; empty if there is none."""
+        """A sentence on the first word that is not a flag or verb of this parser but is spelt like one; else empty."""
         below = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         verbs = [verb for choices in below for verb in choices]
-        # Of a verb that takes overrides any other flag may be a key.
+        # For a verb that takes overrides any other flag may be a key.
         flags = [] if self.get_default("takes_overrides") else list(self._option_string_actions)
         at, _ = first_verb(self._words)
         for place, word in enumerate(self._words):
@@ -129,7 +129,7 @@ class Parser(argparse.ArgumentParser):
 def _number[Number: (int, float)](
     convert: Callable[[str], Number], holds: Callable[[Number], bool], expected: str
 ) -> Callable[[str], Number]:
-    """An argparse type: a number for which `holds` is true, which it is for no NaN; `expected` says which these are."""
+    """An argparse type: a number for which `holds` is true; it is false for NaN. `expected` describes these numbers."""
 
     def parse(text: str) -> Number:
         with contextlib.suppress(ValueError):
@@ -159,7 +159,7 @@ def add_flag(parser: argparse._ActionsContainer, name: str, default: Any, text: 
 
 
 def existing_file(text: str) -> Path:
-    # Of os.path and not of Path, which raises on names that are too long.
+    # os.path and not Path, which raises on names that are too long.
     if not os.path.exists(text):
         raise argparse.ArgumentTypeError(f"{text} does not exist")
     if os.path.isdir(text):
@@ -168,7 +168,7 @@ def existing_file(text: str) -> Path:
 
 
 def config_file(kind: str) -> Callable[[str], Path]:
-    """An argparse type: a configuration that is there, or the name of one of this kind that ships with tomat."""
+    """An argparse type: an existing configuration, or the name of one of this kind that ships with tomat."""
 
     def parse(text: str) -> Path:
         from tomat.base.shipped import named_configuration, none_of_that_name
@@ -189,7 +189,7 @@ def run_folder(text: str) -> Path:
 
 
 def output_file(text: str) -> Path:
-    """An argparse type: a local file that can be written. Its folder need not be there."""
+    """An argparse type: a local file that can be written. Its folder need not exist."""
     if os.path.isdir(text):
         raise argparse.ArgumentTypeError(f"{text} is a folder, expected the name of a file")
     folder = os.path.dirname(os.path.abspath(text))
@@ -203,7 +203,7 @@ def output_file(text: str) -> Path:
 
 
 PICTURES = (".png", ".svg", ".pdf")
-"""Ends of the names of pictures of densities."""
+"""Endings of the names of pictures of densities."""
 
 
 def picture_file(text: str) -> Path:
@@ -218,14 +218,14 @@ def report_file(text: str) -> Path:
 
 
 def add_verbs(subparsers: Any, name: str, text: str, moved: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """A word with verbs below it, to be added with `add_verb`; `moved` as of `Parser`."""
+    """Add a word with verbs below it, which `add_verb` adds. `moved`: as in `Parser`."""
     parser = subparsers.add_parser(name, help=text)
     parser.moved = moved
     return parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
 
 def add_verb(verbs: Any, name: str, text: str, run: Callable[..., int], **options: Any) -> Parser:
-    """A verb, with `text` in the list of verbs; its own help says what the docstring of `run` does."""
+    """Add a verb, with `text` in the list of verbs. Its own help is the docstring of `run`."""
     described = {"description": " ".join((run.__doc__ or "").split()), **options}
     parser = verbs.add_parser(name, help=text, **described)
     parser.set_defaults(run=run)
@@ -233,6 +233,6 @@ def add_verb(verbs: Any, name: str, text: str, run: Callable[..., int], **option
 
 
 def add_report(parser: argparse.ArgumentParser, text: str = "write the figures", **defaults: Any) -> None:
-    """End the flags of a verb: `--json`, and values that no flag sets."""
+    """Add the last flag of a verb, `--json`, and values that no flag sets."""
     parser.add_argument("--json", type=report_file, metavar="FILE", help=text)
     parser.set_defaults(**defaults)

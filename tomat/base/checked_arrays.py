@@ -1,7 +1,7 @@
 """Arrays in one `.npz` object that carries a checksum of their content.
 
-The checksum is over names, types, shapes and values, not over the compressed bytes, so that the same content has the
-same one whatever wrote it.
+The checksum is over names, types, shapes and values, not over the compressed bytes, so the same content has the same
+checksum whatever wrote it.
 """
 
 import hashlib
@@ -36,8 +36,8 @@ def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def unpack_arrays(content: bytes, source: str, what: str, remedy: str) -> dict[str, np.ndarray]:
-    """The arrays that `pack_arrays` wrote; `source`, `what` it should be and the `remedy` for a damaged one are for
-    errors."""
+    """The arrays that `pack_arrays` wrote. Errors name the `source`, `what` it should be, and the `remedy` for
+    damage."""
     arrays = read_arrays(content, source, what, remedy)
     expected = str(arrays.pop(CHECKSUM_NAME, "nothing"))
     if (found := arrays_checksum(arrays)) != expected:
@@ -47,11 +47,11 @@ def unpack_arrays(content: bytes, source: str, what: str, remedy: str) -> dict[s
 
 
 def read_arrays(content: bytes, source: str, what: str, remedy: str) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` file without a checksum of all."""
-    # zipfile, zlib, struct, ast and NumPy each raise their own for a damaged archive.
+    """The arrays of an `.npz` file. No checksum over all of them is compared."""
+    # zipfile, zlib, struct, ast and NumPy each raise their own errors for a damaged archive.
     with naming(f"{source} is not {what}, or damaged", f". {remedy}"):
         with np.load(BytesIO(content), allow_pickle=False) as file:
-            # Every part has a CRC32; NumPy would read a damaged header before it gets to it.
+            # Every part has a CRC32; NumPy would read a damaged header before it checks the CRC32.
             if (damaged := file.zip.testzip()) is not None:
                 raise ValueError(f"its part {damaged} is damaged")
             return {name: file[name] for name in file.files}

@@ -1,6 +1,6 @@
-"""What a key of a configuration means, said on the field that declares it, and the keys below a dataclass.
+"""The meaning of a configuration's key, stated on the field that declares it, and the keys below a dataclass.
 
-A resume is closed by default: a field without a meaning decides what is learnt, and may not change under a run's name.
+By default a resume allows no change: a field without a meaning decides what is learnt, and may not change in a run.
 """
 
 import dataclasses
@@ -22,36 +22,36 @@ evaluations, profiles, guards. `saving`: when and where checkpoints are written.
 
 @dataclass(frozen=True)
 class Meaning:
-    """What follows from another value of a key."""
+    """What a change of a key's value affects."""
 
     free: Free | None = None
-    """Why it may change when a run is resumed; None: it may not."""
+    """Why the key may change when a run is resumed; None: it may not."""
     entries: bool | tuple[str, ...] = False
-    """Whether `free` also holds for the entries of a mapping that the user names; names: for these entries alone."""
+    """Whether `free` also holds for the entries of a mapping with names by the user; a tuple: for these names alone."""
     step: bool = True
-    """Whether it can change the compiled step; False holds for everything below it."""
+    """Whether the key can change the compiled step; False holds for everything below it."""
     host: bool = False
     """Whether each host of a run may have a value of its own."""
     added: bool = False
-    """Runs of earlier versions have it not on record, and did what its default does."""
+    """Whether runs of earlier versions have no record of the key, and did what its default does."""
     unused: str | None = None
-    """Nothing of tomat's reads it, so that it must keep its default: what to use instead."""
+    """What to use instead of a key that nothing in tomat reads, so that it must keep its default."""
 
 
 def key(default: Any = MISSING, *, factory: Any = MISSING, **meaning: Any) -> Any:
-    """A field of a configuration with its default, or what makes it, and its `Meaning`."""
+    """A field of a configuration with its default, or the factory of its default, and its `Meaning`."""
     metadata = {Meaning: Meaning(**meaning)}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
 def meaning_of(field: "Field[Any]") -> Meaning:
-    """The meaning that a field was declared with; that of a plain field is the closed one."""
+    """The meaning that a field was declared with; for a plain field the one that allows no change."""
     return field.metadata.get(Meaning, Meaning())
 
 
 def check_range(section: str, settings: object, **limits: float | tuple[float, float]) -> None:
-    """Refuse a value of a section's dataclass, unless it is None, that is below the least one of its field, or outside
-    the least and the largest, or no number; `section` with its dot."""
+    """Refuse a value of a section's dataclass that is NaN or outside the limits of its field: the least value, or the
+    least and the largest. None is allowed. `section`: with its dot."""
     for name, limit in limits.items():
         least, most = limit if isinstance(limit, tuple) else (limit, math.inf)
         value = getattr(settings, name)
@@ -61,7 +61,7 @@ def check_range(section: str, settings: object, **limits: float | tuple[float, f
 
 
 def default_of(field: "Field[Any]") -> Any:
-    """The value of a field that nobody sets; `MISSING` where there is none."""
+    """The default value of a field; `MISSING` where there is none."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
@@ -73,7 +73,7 @@ def fields_below(cls: type) -> "dict[str, tuple[Field[Any], Any]]":
 
 
 def alternatives(hint: Any) -> Iterator[Any]:
-    """The types of a union; a type that is none is its own."""
+    """The types of a union; for any other type that type itself."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         for part in typing.get_args(hint):
             yield from alternatives(part)

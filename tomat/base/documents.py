@@ -1,8 +1,8 @@
 """JSON and YAML of files that may be damaged: values, or one TomatError that names the file; and files of lines.
 
-A bit that flips in a name or a number leaves valid JSON, so some files carry a checksum of their content: of that, not
-of the bytes, so that a file which was only laid out anew counts as whole. Older files, without one, are read, and
-whoever reads them is told.
+A flipped bit in a name or a number leaves valid JSON, so some files carry a checksum. It is of the content and not of
+the bytes, so that a file with only another layout counts as whole. Older files without a checksum are read, and their
+reader is told.
 """
 
 import hashlib
@@ -68,12 +68,12 @@ def parse_yaml(text: str | bytes, origin: str | Path, remedy: str = "Restore it.
 
 
 def is_figure(value: Any) -> TypeGuard[int | float]:
-    """Whether a value is a finite number that a float can hold; truth values are none."""
+    """Whether a value is a finite number that a float can hold; a truth value is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """A value's keys, none where it is something else."""
+    """The value if it is a mapping; otherwise an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -90,13 +90,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def in_common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Keys that all have with the same value; of none, none."""
+    """The keys that all settings have with the same value; without settings none."""
     first, *others = settings or [{}]
     return {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
 
 
 def take_out(values: dict[str, Any], dotted: str) -> tuple[bool, Any]:
-    """Remove the key `a.b` from nested `values`: whether it was there, and what it was."""
+    """Remove the key `a.b` from nested `values`. Returns whether it was there, and its value."""
     *parents, leaf = dotted.split(".")
     node: Any = values
     for part in parents:
@@ -109,7 +109,7 @@ def take_out(values: dict[str, Any], dotted: str) -> tuple[bool, Any]:
 
 
 CHECKSUM_KEY = "content_sha256"
-"""Holds the checksum of everything else in the file."""
+"""Key of the checksum of everything else in the file."""
 
 
 def content_checksum(content: Mapping[str, Any]) -> str:
@@ -123,8 +123,8 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_checked(text: str | bytes, source: str, what: str, remedy: str) -> tuple[dict[str, Any], bool]:
-    """The content of a JSON object, and whether it had a checksum, which is taken out; `source`, `what` it should be
-    and the `remedy` for a damaged one are for errors."""
+    """The content of a JSON object, and whether it had a checksum, which is taken out. Errors name the `source`, `what`
+    it should be, and the `remedy` for damage."""
     content = parse_json(text, f"{source} is not {what}: it", remedy)
     if not isinstance(content, dict):
         raise TomatError(f"{source} is not {what}: it holds a {type(content).__name__}. {remedy}")
@@ -139,7 +139,7 @@ def parse_checked(text: str | bytes, source: str, what: str, remedy: str) -> tup
 
 
 def refuse_unknown_keys(content: Mapping[str, Any], known: frozenset[str], source: str, remedy: str) -> None:
-    """Refuse a key that no version writes, in a file without a checksum: damage may have made it of a known one."""
+    """Refuse a key that no version writes, in a file without a checksum: it may be a known key that was damaged."""
     if unknown := sorted(set(content) - known):
         raise TomatError(f"{source} is damaged: it has no checksum, and an unknown key {unknown[0]!r}. {remedy}")
 
@@ -153,7 +153,7 @@ def signed(text: str) -> str:
 
 
 def is_as_signed(text: str | bytes) -> bool | None:
-    """Whether a text is the one that `signed` was given; None where it has no hash, as older ones."""
+    """Whether a text is still the one that `signed` was given; None if it has no hash, as older texts."""
     content, separator, stated = (text if isinstance(text, bytes) else text.encode()).rpartition(SIGNATURE.encode())
     if not separator:
         return None

@@ -7,11 +7,11 @@ PASSING_ERRNOS = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN,
     errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
 })  # fmt: skip
-"""What the operating system says of a network, of a mounted bucket or NFS that does not answer, and of a machine short
-of handles or memory; none of it is the fault of a file."""
+"""What the operating system reports for a network, a mounted bucket or NFS that does not answer, and for a machine
+short of handles or memory. None of these is the fault of a file."""
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What it says where there is no room left: on the disk, in the quota, or for one file."""
+"""What the operating system reports where no room is left: on the disk, in the quota, or for one file."""
 
 
 STORAGE_TRIES = 7
@@ -28,14 +28,14 @@ class TomatError(Exception):
 
 
 class RetryableError(TomatError):
-    """Something outside, such as storage, that did not answer now and may later: the same command is right.
+    """Something outside, such as storage, does not answer now and may later: run the same command again.
 
     Printed like any `TomatError`; the exit status is 75, which `tomat launch` takes for "start it again".
     """
 
 
 def refuse(*rules: tuple[object, str]) -> None:
-    """Raise a TomatError with the words of the first of these pairs, what is wrong and words for it, that is true."""
+    """Raise a TomatError for the first rule whose first part is true; its second part is the message."""
     for wrong, words in rules:
         if wrong:
             raise TomatError(words)

@@ -13,10 +13,10 @@ METRICS_FILE = "metrics.jsonl"
 HISTORY_FILE = "history.jsonl"
 """One JSON object for each event: starts, ends, changes, what the guards found."""
 LOG_FILE = "log.jsonl"
-"""Of a folder that holds runs: one JSON object for each start, continuation and end of a run, and for each measured row
-of a sweep."""
+"""Log of a folder that holds runs: one JSON object for each start, continuation and end of a run, and for each measured
+row of a sweep."""
 LOG_FOLDER = "log"
-"""The same of a bucket, where nothing can be appended to: an object for each."""
+"""The same log in a bucket, where nothing can be appended to: an object for each entry."""
 LOCK_FILE = "train.lock"
 """Locked by the process that trains a run in a folder."""
 LEASE_FILE = "lease.json"
@@ -35,11 +35,11 @@ HTML_FILE = "index.html"
 EVALUATION_FILE = "evaluation.json"
 PROFILER_FOLDER = "profiler"
 TRACKING_FOLDER = "tracking"
-"""In a run's bucket: the page of its profile, of which the tracking folder of a machine that is deleted had the only
-one."""
+"""In a run's bucket: the page of its profile. Its only other copy is in the tracking folder of a machine that is
+deleted."""
 
 WEIGHTS_FOLDER = "weights"
-"""Packed, that a distillation ends with."""
+"""Packed weights that a distillation ends with."""
 
 CHECKPOINT_FOLDER = "checkpoints"
 """Holds a folder `step-N` for each checkpoint; the files below lie in those."""
@@ -53,10 +53,10 @@ CHECKSUM_FILE = "checksums.json"
 """Size and CRC32C of every file of the checkpoint."""
 
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-"""What a run or sweep may be called whose page is in the tracking folder: its files have that name."""
+"""Valid names of a run or sweep with a page in the tracking folder: its files have that name."""
 DATA_DIR, FIGURES_DIR, SWEEPS_DIR, ARCHIVE_DIR, INDEX_FILE = "data", "figures", "sweeps", "archive", "index.md"
-"""Of the tracking folder: records of runs and plans, SVGs, records of sweeps, pages that are not made again, the table
-of all pages."""
+"""In the tracking folder: records of runs and plans, SVGs, records of sweeps, pages that are not made again, and the
+table of all pages."""
 
 REFUSED_STATUS = 2
 """Exit status of a `TomatError`: the same command would be refused again."""
@@ -73,9 +73,9 @@ STOPPED_STATUS = 128 + signal.SIGTERM
 """Exit status after SIGTERM: 143. The training was stopped in good order; start it again."""
 
 COORDINATOR_PORT = 8476
-"""Where host 0 of a TPU slice has the coordination service. Google opens tcp 8470, 8471, 8474, 8476 and 11211 between
+"""Port of the coordination service on host 0 of a TPU slice. Google opens tcp 8470, 8471, 8474, 8476 and 11211 between
 the hosts of a slice; jax 0.11.1 (`cloud_tpu_cluster.py`) takes 8482 instead, and waits there in silence (jax-ml/jax
 35905). `JAX_COORDINATOR_PORT`, JAX's own variable, sets another."""
 
 PACKAGED_MODEL = Path(__file__).parents[1] / "predict" / "packaged"
-"""A folder of weights that `tomat compress` wrote, of a run of `configs/train/packaged.yaml`."""
+"""The packaged model: a folder of weights that `tomat compress` wrote from a run of `configs/train/packaged.yaml`."""

@@ -14,8 +14,8 @@ _NEVER = 2**31 - 1
 def peak_memory_bytes() -> int:
     """Resident memory of this process at its highest, since its program was started or it was forked.
 
-    `VmHWM` of /proc (proc_pid_status(5)). `ru_maxrss` of getrusage is another figure: exec keeps it, so that a small
-    process which a test of 2.036 GB had started reported 2.036 GB (setmaxrss_mm in Linux's kernel/exit.c, fs/exec.c).
+    `VmHWM` of /proc (proc_pid_status(5)). `ru_maxrss` of getrusage differs: exec keeps it, so that a small process that
+    a test of 2.036 GB had started reported 2.036 GB (setmaxrss_mm in Linux's kernel/exit.c, fs/exec.c).
     """
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
@@ -25,19 +25,19 @@ def peak_memory_bytes() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Keep for this process, from now on, what it frees.
+    """From now on, keep the memory that this process frees.
 
     The CPU client of jaxlib 0.11.1 takes the buffers of each step from `malloc` anew, and glibc gives large ones back
     to the kernel. A step of a decoder of 4 layers of 128 on 2 sequences of 512 tokens had 8,400 page faults, and took
-    98 to 103 ms; with this it had none, and took 90 to 97. What a thread has beyond a heap of 64 MiB is given back all
-    the same: the demo's step kept its 30,000 faults. One heap for all threads (M_ARENA_MAX) would keep that too, and
-    made the step of a process that had compiled it 20 % slower.
+    98 to 103 ms; with this it had none, and took 90 to 97. Memory of a thread beyond a heap of 64 MiB is still given
+    back: the demo's step kept its 30,000 faults. One heap for all threads (M_ARENA_MAX) would keep that too, but made
+    the step of a process that had compiled it 20 % slower.
     """
     asked, library = "keep_freed_memory is true, and", platform.libc_ver()[0] or "unknown"
     if library != "glibc":
         raise TomatError(f"{asked} the C library is {library}; only glibc can be told so: leave it out.")
     mallopt = ctypes.CDLL(None).mallopt
-    # No mapping of its own for a large buffer, and no end of the heap given back.
+    # Large buffers get no mapping of their own, and the end of the heap is not given back.
     for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER)):
         if mallopt(parameter, value) != 1:
             raise TomatError(f"{asked} mallopt({parameter}, {value}) was refused; leave it out.")

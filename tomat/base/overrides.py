@@ -1,6 +1,6 @@
 """Configuration files and `--a.b value` overrides as plain nested values, before any dataclass sees them.
 
-Without JAX, so that the configuration of a tokenizing worker is read in milliseconds.
+It does not import JAX, so that the configuration of a tokenizing worker is read in milliseconds.
 """
 
 import contextlib
@@ -48,12 +48,12 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 COMMAND_LINE = "the command line"
-"""Whose words overrides are, if no sweep's row has them."""
+"""Where overrides come from, unless a sweep's row has them."""
 
 
 def set_by(parts: Sequence[str], source: str, overrides: Mapping[str, Any], words_of: str) -> str:
-    """Who set a key or a section, for a message: `source`, the configuration's file, or `words_of`, whose words
-    `overrides` are, or both."""
+    """Who set a key or a section, for a message: `source`, the configuration's file, or `words_of`, where `overrides`
+    come from, or both."""
     values: Any = overrides
     for part in parts:
         if not isinstance(values, Mapping) or part not in values:
@@ -66,7 +66,7 @@ def set_by(parts: Sequence[str], source: str, overrides: Mapping[str, Any], word
 
 @contextlib.contextmanager
 def naming_words_of(words_of: str) -> Iterator[None]:
-    """Begin a refusal inside with who has the words, where that is a sweep's file and the refusal does not say so."""
+    """Put `words_of` before an error raised inside, if it is a sweep's file and the error does not name it."""
     try:
         yield
     except TomatError as error:
@@ -77,7 +77,7 @@ def naming_words_of(words_of: str) -> Iterator[None]:
 
 def read_yaml(config_path: str | Path, kind: str | None = None) -> dict[str, Any]:
     """The keys and values of a YAML file, or of one that ships with tomat under that name; an empty file has none.
-    `kind` is that of the configurations that ship (`shipped.shipped_folder`); None: no name is looked for."""
+    `kind`: of the configurations that ship (`shipped.shipped_folder`); None: no name is looked for."""
     path, missing = Path(config_path), f"config file {config_path} does not exist"
     if kind is not None:
         from tomat.base.shipped import named_configuration, none_of_that_name

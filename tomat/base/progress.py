@@ -1,4 +1,4 @@
-"""How far long work is, and at which stage: a bar or spinner on a terminal, lines in a pipe, a file or a job's log;
+"""How far long work has come, and its stage: a bar or spinner on a terminal; lines in a pipe, a file or a job's log;
 nothing with `--quiet`."""
 
 import threading
@@ -12,14 +12,14 @@ from rich.progress import Progress, ProgressColumn, TextColumn
 from tomat.base.reporting import chosen, console, plain_console
 
 FIRST_SECONDS = 1.0
-"""Work that takes longer says what it is where there is no terminal; shorter work says it at its end alone."""
+"""Without a terminal, work that takes longer says what it is; shorter work says it only at its end."""
 
 REPEAT_SECONDS = 30.0
-"""How often it says how far it is, there; and that a stage of a plan still runs."""
+"""Without a terminal, how often work says how far it has come; also how often a stage of a plan says it still runs."""
 
 
 class SpokenProgress(Progress):
-    """Rich's bar. Without a terminal that shows nothing before its end (rich 15.0), so lines do until then."""
+    """Rich's bar. Without a terminal it shows nothing before its end (rich 15.0), so lines are printed until then."""
 
     def __init__(self, *columns: ProgressColumn, console: Console, first: float, repeat: float, **look: Any) -> None:
         """`first` and `repeat` in seconds, as `FIRST_SECONDS` and `REPEAT_SECONDS`; `look` as Rich's bar takes it."""
@@ -71,13 +71,13 @@ def progress(**columns: str) -> SpokenProgress:
 
 
 DONE = "done"
-"""The last thing that a compile says of itself."""
+"""The last stage that a compile reports."""
 
 POLL_SECONDS = 0.5
 
 
 class Stages(SpokenProgress):
-    """On a terminal a spinner with the time, and a line for each stage that is over; elsewhere a line when one begins.
+    """On a terminal a spinner with the time, and a line for each stage that ends; elsewhere a line when a stage begins.
 
     Each line begins with the seconds since the first. Used as a context; several things may be under way at once.
     """
@@ -98,7 +98,7 @@ class Stages(SpokenProgress):
         super().stop()
 
     def show(self, what: str, stage: str) -> None:
-        """Say that `what` is now at `stage`, and how long its last one took; at `done`, nothing of it runs any more."""
+        """Say that `what` is now at `stage`, and how long its last stage took. At `done`, it has ended."""
         with self._saying:
             self.done(what)
             if stage != DONE:

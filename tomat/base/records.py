@@ -1,8 +1,8 @@
-"""What tomat has written as JSON, read back as the types that it was written from; damage is one TomatError.
+"""Read back what tomat has written as JSON, as the types that it was written from; damage is one TomatError.
 
-A record is a dataclass or a `TypedDict` whose annotations say what each key holds. msgspec reads it: types are taken at
-their word (no text for a number, no truth value for a count), and `__post_init__` may raise a `ValueError` for what an
-annotation cannot say. Records hold no number beyond `MAX_FIGURE`.
+A record is a dataclass or a `TypedDict` whose annotations say what each key holds. msgspec reads it. Types are strict
+(no text for a number, no truth value for a count), and `__post_init__` may raise a `ValueError` for what an annotation
+cannot say. Records hold no number beyond `MAX_FIGURE`.
 """
 
 import re
@@ -18,23 +18,23 @@ from tomat.base.documents import parse_json, read_json
 from tomat.base.errors import TomatError
 
 MAX_FIGURE = 1e30
-"""No flops, bytes or seconds of a step reach it: 10,000 chips of 1 PFLOP/s take 3,000 years to as many flops. The sums
-and products of larger numbers are no finite ones."""
+"""No flops, bytes or seconds of a step reach it: 10,000 chips of 1 PFLOP/s take 3,000 years for as many flops. Sums and
+products of larger numbers may not be finite."""
 
 Amount = Annotated[float, Meta(ge=0, le=MAX_FIGURE)]
 """Seconds, bytes, operations, shares: never negative."""
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-"""Of things; float64 holds it exactly, and NumPy takes it."""
+"""A number of things; float64 holds it exactly, and NumPy takes it."""
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
-"""Of things of which there is at least one."""
+"""A number of things, at least one."""
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
-"""In hexadecimal digits."""
+"""A SHA-256 in hexadecimal digits."""
 
 SHOWN = 60
-"""Characters of a wrong value in a message."""
+"""Most characters of a wrong value in a message."""
 
 _SAID = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$(.*)`)?", re.DOTALL)
-"""Of msgspec 0.22: what was expected, and where."""
+"""The message of msgspec 0.22: what was expected, and where."""
 _KEYS = re.compile(r"\[(\d+)\]|\.([^.\[`]+)")
 
 
@@ -51,9 +51,9 @@ def typed[T](
     """A value of JSON as the type that it was written from: a dataclass, a `TypedDict`, or a container of them.
 
     An error names the file or URL `origin`, the key, what was found and what was expected, and ends with the `remedy`.
-    `version` is the key that holds the format's version, with that which this tomat reads. Keys that `kind` has not, as
-    later versions may write, are left out or, without `extra_keys`, refused. With `text`, as cells of a CSV are, a
-    number or truth value may be one.
+    `version` is the key that holds the format's version, with the version that this tomat reads. Keys that `kind`
+    lacks, which later versions may write, are left out or, without `extra_keys`, refused. With `text`, a number or
+    truth value may be a text, as in the cells of a CSV.
     """
 
     def refused(place: str, found: Any, expected: str) -> TomatError:
@@ -104,7 +104,7 @@ def _beyond(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _at(value: Any, place: str) -> Any:
-    """The value at a path as msgspec writes it; where it says no key, of all keys, their holder."""
+    """The value at a path as msgspec writes it; where the path names no existing key, the value that would hold it."""
     for number, key in _KEYS.findall(f".{place}" if place and place[0] != "[" else place):
         if number and isinstance(value, Sequence):
             value = value[int(number)]
@@ -116,7 +116,7 @@ def _at(value: Any, place: str) -> Any:
 
 
 def _extra(value: Any, found: Any) -> Iterator[str]:
-    """The keys of `value` that the dataclasses in `found` have not."""
+    """The keys of `value` that the dataclasses in `found` lack."""
     if is_dataclass(found):
         names = {one.name for one in fields(found)}
         yield from (str(key) for key in value if key not in names)

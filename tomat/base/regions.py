@@ -33,7 +33,7 @@ METADATA_HOST = "metadata.google.internal"
 """Metadata server of a Google virtual machine; `GCE_METADATA_HOST` names another, as Google's own libraries have it."""
 
 METADATA_TIMEOUT_SECONDS = 2.0
-"""It answers within milliseconds where there is one."""
+"""A metadata server answers within milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Place:
 
 
 def same_region(first: str, second: str) -> bool:
-    """True if data between the two stays in a region: the same one, or one that the other consists of."""
+    """True if data between the two stays in a region: they are the same, or one is a part of the other."""
 
     def is_of(part: str, whole: str) -> bool:
         return part in DUAL_REGIONS.get(whole, ()) or (whole in MULTI_REGIONS and part.startswith(MULTI_REGIONS[whole]))
@@ -62,7 +62,7 @@ def bucket_region(url: str) -> str | None:
         return "amazon s3" if separator and scheme == "s3" else None
     import fsspec
 
-    # gcsfs logs what it raises, with a traceback; that the region is not known is no news.
+    # gcsfs logs what it raises, with a traceback; an unknown region is not worth that.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
         first_contact(url)
@@ -105,8 +105,8 @@ def check_regions(
     cost: str = "Moving the data between them is slow and is charged by the byte",
     remedy: str = "Run where the data is, or add --allow_cross_region.",
 ) -> str | None:
-    """Refuse to move the data between regions unless that is allowed; what to say of it then, None when all is in one.
-    `cost` says what it costs (without a full stop), `remedy` what to do instead."""
+    """Refuse to move data between regions unless that is allowed. Returns what to say about an allowed move, None if
+    all is in one region. `cost` says what it costs (without a full stop), `remedy` what to do instead."""
     if all(same_region(first.region, second.region) for first, second in itertools.combinations(places, 2)):
         return None
     listed = ", ".join(f"{place.role} ({place.what}) in {place.region}" for place in places)

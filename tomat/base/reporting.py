@@ -1,7 +1,7 @@
 """What every verb prints and writes alike, and how much: JSON reports, the console, `--quiet`, `--verbose`, the log.
 
-Results, what was written, warnings and errors are always said. What is said on the way to them (`tell`, bars and
-stages) ends with `--quiet`. The log is that of Python's `logging`, so of JAX, Levanter and all other libraries, and
+Results, what was written, warnings and errors are always printed. `--quiet` leaves out what is printed on the way to
+them (`tell`, bars and stages). The log is that of Python's `logging`, so of JAX, Levanter and all other libraries. It
 goes to standard error; compilers and measurements run in processes of their own, which log nothing there.
 """
 
@@ -29,21 +29,21 @@ from tomat.base.errors import PASSING_ERRNOS, RetryableError, TomatError
 class Verbosity:
     quiet: bool = False
     log_level: int = logging.WARNING
-    """Below it nothing is logged to the terminal."""
+    """Least level that is logged to the terminal."""
     logs: bool = False
-    """Whether a level was asked for: else libraries log as they do by themselves, which is warnings alone."""
+    """Whether a level was asked for. Otherwise libraries log as they do by themselves: only warnings."""
 
 
 chosen = Verbosity()
-"""For the verb that runs."""
+"""The verbosity of the verb that runs."""
 
 
 def plain_console(**settings: Any) -> Console:
-    """A console that shows every text as it is, in tables too: Rich's own takes `[...]` and `:...:` of a path or of
-    what another program said for markup, and loses letters of it. A style is named: `style=`, or a `Text`.
+    """A console that shows every text as it is, in tables too. Rich's own console takes `[...]` and `:...:` in a path
+    or another program's output for markup, and drops them. A style is named: `style=`, or a `Text`.
 
     In a notebook it prints text, as into a file: Rich's HTML needs widgets for its bars, and ipykernel sets
-    FORCE_COLOR, by which Rich takes the output for a terminal.
+    FORCE_COLOR, which makes Rich take the output for a terminal.
     """
     notebook = {"force_jupyter": False, "force_terminal": False} if "ipykernel" in sys.modules else {}
     return Console(markup=False, emoji=False, **{**notebook, **settings})
@@ -54,8 +54,8 @@ console = plain_console(width=None if sys.stdout.isatty() else 132)
 
 
 def tell(*what: Any, **how: Any) -> None:
-    """Print what is said on the way to a result, as `Console.print` takes it: what was decided, is waited for or might
-    help; with `--quiet` nothing."""
+    """Print a remark on the way to a result: what was decided, is waited for or might help. With `--quiet` print
+    nothing. The arguments are those of `Console.print`."""
     if not chosen.quiet:
         console.print(*what, **how)
 
@@ -66,7 +66,7 @@ def waiting(text: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def warn(text: str) -> None:
-    """Print a warning, on standard output as what it stands beside."""
+    """Print a warning on standard output, like the results that it belongs to."""
     console.print(Text.assemble(("warning:", "yellow"), " ", text))
 
 
@@ -96,8 +96,8 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def naming(what: str, remedy: str) -> Iterator[None]:
-    """What libraries raise in the block for a file that is damaged, each its own, becomes one error: `what` is wrong,
-    what was raised, and the `remedy`. One that is there already and memory that runs out pass."""
+    """Turn what libraries raise in the block for a damaged file into one TomatError: `what` is wrong, what was raised,
+    and the `remedy`. A TomatError or MemoryError passes unchanged."""
     try:
         yield
     except (TomatError, MemoryError):
@@ -130,9 +130,9 @@ def dump_json(value: Mapping[str, Any]) -> str:
 def writing(
     path: str | os.PathLike[str], remedy: str = "Make room, change its rights, or name another place."
 ) -> Iterator[None]:
-    """Everything that writes to the file or folder `path` stands in this block: a full disk, missing rights or
-    something in the way become a TomatError, and a disk that does not answer a `RetryableError`. `remedy` says what to
-    do about it."""
+    """A block for everything that writes to the file or folder `path`. A full disk, missing rights or something in the
+    way become a TomatError, a disk that does not answer becomes a `RetryableError`. `remedy` says what to do about
+    it."""
     try:
         yield
     except OSError as error:
@@ -144,13 +144,13 @@ def writing(
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to; what lies there takes the place of `path` in one step as the block ends without an error.
+    """A path to write to. If the block ends without an error, what lies there replaces `path` in one step.
 
     It has the suffix of `path`, by which libraries choose a format or a compression, and lies on the same disk. The
-    folder of `path` is made where it is missing. After an error, as of `writing`, what was there before is as it was.
+    folder of `path` is made if it is missing. After an error, as in `writing`, what was there before is unchanged.
     """
     target = Path(path)
-    # A device or a pipe, such as /dev/stdout, is written to; a file in its place would be nobody's wish.
+    # A device or a pipe, such as /dev/stdout, is written to, and not replaced by a file.
     stream = target.exists() and not target.is_file()
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -187,8 +187,8 @@ def write_report(path: Path | None, figures: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def json_on_standard_output() -> Iterator[Path]:
-    """A file for the report of `--json -`: what it holds at the end goes to standard output. Everything that is printed
-    meanwhile, by child processes too, goes to standard error."""
+    """A file for the report of `--json -`: its content at the end goes to standard output. Everything that is printed
+    meanwhile, also by child processes, goes to standard error."""
     with tempfile.TemporaryDirectory(prefix="tomat-json-") as folder:
         report = Path(folder) / "report.json"
         sys.stdout.flush()
@@ -208,7 +208,7 @@ def json_on_standard_output() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def as_asked(args: argparse.Namespace) -> Iterator[None]:
-    """What the flags ask for holds inside, and what held before after it."""
+    """Apply the verbosity that the flags ask for in the block, and restore the earlier one after it."""
     quiet, verbose = getattr(args, "quiet", False), getattr(args, "verbose", False)
     if quiet and verbose:
         raise TomatError("--quiet and --verbose are both there; leave one of them out.")
@@ -230,15 +230,15 @@ def as_asked(args: argparse.Namespace) -> Iterator[None]:
 
 
 def leave_out_advice() -> None:
-    """Leave out what Levanter's imports advise on every start, and nothing here wants: transformers to install PyTorch,
-    and, in a notebook, tqdm to install widgets for bars that tomat does not draw."""
+    """Suppress the advice of Levanter's imports on every start, which does not apply here: transformers advises to
+    install PyTorch, and, in a notebook, tqdm to install widgets for bars that tomat does not draw."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def level_log() -> None:
-    """Have the terminal's handlers log from the chosen level on; again after a library has set up the log as it likes
-    it (Levanter 0.2.227 takes away all handlers that were there)."""
+    """Make the terminal's handlers log from the chosen level on. This is needed again after a library has set up the
+    log (Levanter 0.2.227 removes all handlers that were there)."""
     root = logging.getLogger()
     kinds = (logging.StreamHandler, _Terminal)
     terminals = [cast(logging.StreamHandler, one) for one in root.handlers if type(one) in kinds]

@@ -1,7 +1,7 @@
-"""Places that cannot be reached now: told from broken data, and tried again.
+"""Places that cannot be reached now: they are told from broken data, and tried again.
 
-A material that is broken is its own fault; a place that does not answer is nobody's, and must never be taken for a
-broken material: such reads are tried again, and then end the run.
+A place that does not answer must never be taken for a broken material. Reads from such a place are tried again, and
+then end the run.
 """
 
 import errno
@@ -22,7 +22,7 @@ from tomat.base.errors import PASSING_ERRNOS, STORAGE_TRIES, RetryableError, cau
 from tomat.base.reporting import counted
 
 LONGEST_WAIT_SECONDS = 16.0
-"""Between two tries; the wait doubles from half a second."""
+"""Longest wait between two tries; the wait doubles from half a second."""
 
 
 STORAGE_HOST = "https://storage.googleapis.com"
@@ -31,7 +31,7 @@ FIRST_CONTACT_SECONDS = 5.0
 
 
 class UnreachableError(RetryableError):
-    """A place could not be read for no fault of the material."""
+    """A place could not be read, which is not a fault of the material."""
 
 
 def storage_host() -> str:
@@ -40,9 +40,9 @@ def storage_host() -> str:
 
 
 def first_contact(url: str) -> None:
-    """Refuse a bucket whose host cannot be connected to, in the first request of a process for any. Without a network
-    gcsfs says so after 53 s and TensorStore after 34 s, since their retries are for a training that loses its bucket;
-    so are those of a pool's workers, which are not looked after here, and a proxy is left to whoever knows it."""
+    """Refuse a bucket whose host cannot be connected to, in a process's first request for any bucket. Without a network
+    gcsfs says so after 53 s and TensorStore after 34 s, since their retries are for a training that loses its bucket.
+    Nothing is checked in the workers of a pool, whose retries have the same purpose, or with a proxy."""
     if not url.startswith(("gs://", "gcs://")) or multiprocessing.parent_process():
         return
     from urllib.request import getproxies
@@ -52,7 +52,7 @@ def first_contact(url: str) -> None:
     host = storage_host()
     error, ended = _connection(host)
     if error is not None and time.monotonic() - ended > FIRST_CONTACT_SECONDS:
-        # Not the same command's next place: whoever calls from Python may have a network by now.
+        # This is not the next place of the same command: a caller in Python may have a network by now.
         _connection.cache_clear()
         error, _ = _connection(host)
     if error is not None:
@@ -64,7 +64,7 @@ def first_contact(url: str) -> None:
 
 @cache
 def _connection(host: str) -> tuple[OSError | None, float]:
-    """What keeps this machine from a host, tried again for `FIRST_CONTACT_SECONDS`, None if nothing does; and when."""
+    """The error of connecting to a host, tried for `FIRST_CONTACT_SECONDS` (None: it connects), and when that was."""
     where = urlsplit(host if "://" in host else f"http://{host}")
     address = where.hostname, where.port or (443 if where.scheme == "https" else 80)
     end, found = time.monotonic() + FIRST_CONTACT_SECONDS, queue.SimpleQueue[OSError | None]()
@@ -90,10 +90,9 @@ def _connection(host: str) -> tuple[OSError | None, float]:
 
 
 def with_retries[Result](read: Callable[[], Result], place: str, tries: int = STORAGE_TRIES) -> Result:
-    """Call `read`; where it fails because a place cannot be reached, wait and call it again; then `UnreachableError`.
+    """Call `read`. If it fails because a place cannot be reached, wait and call it again; then `UnreachableError`.
 
-    gcsfs tries a request six times by itself; this is for outages that last longer, and for file systems behind which
-    there is a network.
+    gcsfs tries a request six times by itself; this is for longer outages, and for file systems behind a network.
     """
     # gcsfs logs what it raises, with a traceback, which a user would take for a crash; here it becomes one line.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
@@ -105,7 +104,7 @@ def with_retries[Result](read: Callable[[], Result], place: str, tries: int = ST
             raise
         except Exception as error:
             cause = outage(error) if remote else local_fault(error)
-            # A disk, too, says EIO, of a sector that is lost for good: after the last try that is the file's fault.
+            # A disk also reports EIO for a sector that is lost for good: after the last try that is the file's fault.
             lost = isinstance(cause, OSError) and cause.errno == errno.EIO and not remote
             if cause is None or (lost and attempt + 1 == tries):
                 raise
@@ -136,6 +135,6 @@ def outage(error: BaseException | None) -> BaseException | None:
 
 def local_fault(error: BaseException | None) -> OSError | None:
     """The cause of `error` that says that a file system could not answer; None if the file is at fault."""
-    # EIO is worth another try, but of a disk of this machine it stays.
+    # EIO is worth another try, but from a disk of this machine it stays.
     faults = PASSING_ERRNOS | {errno.EIO}
     return next((each for each in causes(error) if isinstance(each, OSError) and each.errno in faults), None)

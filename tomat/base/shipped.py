@@ -1,7 +1,7 @@
 """Which code runs, and the configurations that ship with it, by name and from any folder.
 
-In a checkout they are those of `configs/`, in an installed tomat those that its wheel holds. Only the standard library,
-so that a wrong name is refused before anything heavy is imported.
+In a checkout they are those of `configs/`, in an installed tomat those of its wheel. This module uses only the standard
+library, so that a wrong name is refused before anything heavy is imported.
 """
 
 import json
@@ -20,7 +20,7 @@ PACK_HASH_FILE = "tomat-pack.sha256"
 
 
 def installs(extra: str) -> str:
-    """The command that installs an extra: in a checkout uv's, else that of the environment that tomat is in."""
+    """The command that installs an extra: `uv sync` in a checkout, `pip install` elsewhere."""
     return (
         f"uv sync --extra {extra}" if (PACKAGE.parent / "pyproject.toml").is_file() else f"pip install 'tomat[{extra}]'"
     )
@@ -38,10 +38,9 @@ def shipped_configurations(kind: str) -> dict[str, Path]:
 
 
 def named_configuration(text: str, kind: str) -> Path | None:
-    """The file that a word means: one that is there under that path, else one that ships under that name, with or
-    without `.yaml`. It is seen from the working directory where it lies below it, as the commands of a launch name it.
-    """
-    # Of os.path and not of Path, which raises on names that are too long.
+    """The file that a word means: an existing file of that path, else a configuration that ships under that name, with
+    or without `.yaml`. Below the working directory its path is relative, as the commands of a launch name it."""
+    # os.path and not Path, which raises on names that are too long.
     if os.path.isfile(text):
         return Path(text)
     found = shipped_configurations(kind).get(text.removesuffix(SUFFIX))
@@ -50,14 +49,14 @@ def named_configuration(text: str, kind: str) -> Path | None:
 
 
 def none_of_that_name(text: str, kind: str) -> str:
-    """What to say of a configuration that is neither there nor ships."""
+    """The message for a configuration that neither exists nor ships."""
     names = ", ".join(shipped_configurations(kind))
     ship = f"these ship with tomat and are found by name: {names}" if names else "none ships with this tomat"
     return f"config file {text} does not exist; {ship}"
 
 
 def pack_record() -> Mapping[str, Any] | None:
-    """What `PACK_FILE` says of the code that runs, and `sha256` of its archive; None of code that no launch packed."""
+    """What `PACK_FILE` says of the code that runs, and `sha256` of its archive; None for code that no launch packed."""
     root = PACKAGE.parent
     if not (root / PACK_FILE).is_file():
         return None
@@ -90,8 +89,8 @@ def code_details() -> dict[str, str]:
 
 
 def source_hash() -> str:
-    """SHA-256 of tomat's modules and tables (`.py`, `.json`) and their names: of a checkout with its changes, and where
-    there is none."""
+    """SHA-256 of tomat's modules and tables (`.py`, `.json`) and their names. It covers local changes, and needs no
+    checkout."""
     import hashlib
 
     total = hashlib.sha256()

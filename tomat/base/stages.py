@@ -1,7 +1,7 @@
-"""Where a start is: a line for each stage on every host, and no silence, from before `jax.distributed` on.
+"""The stages of a start: a line for each on every host, repeated while it lasts, from before `jax.distributed` on.
 
-What a start waits for is mostly not here: another host, a coordinator, libtpu, a bucket, a compiler. None of them says
-anything while it is waited for, so a thread does.
+A start mostly waits for something else: another host, a coordinator, libtpu, a bucket, a compiler. None of these says
+anything meanwhile, so a thread does.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from tomat.base.layout import HUNG_STATUS
 from tomat.base.reporting import tell
 
 REPEAT_SECONDS = 30.0
-"""Between two lines while a stage lasts."""
+"""Time between two lines while a stage lasts."""
 
 
 def no_more() -> str:
-    """Nothing more is known of what a stage waits for."""
+    """Nothing more is known about what a stage waits for."""
     return ""
 
 
@@ -36,16 +36,16 @@ class StartStages:
 
     @property
     def now(self) -> str:
-        """The stage that lasts, for other hosts to say."""
+        """The present stage, for other hosts to name."""
         return self._what
 
     def known_as(self, index: int, count: int) -> None:
-        """From now on each line begins with which host this is; one alone says only what takes long."""
+        """From now on each line begins with which host this is. A single host says only what takes long."""
         self._who = f"host {index} of {count}: " if count > 1 else ""
 
     def begin(self, what: str, limit_seconds: float = 0.0, missing: Callable[[], str] = no_more) -> None:
-        """Another stage, described as what is being done. After `limit_seconds` (0: never) the process ends with the
-        status of one that hangs and what `missing` says."""
+        """Begin another stage; `what` says what is being done. After `limit_seconds` (0: never) the process ends with
+        `HUNG_STATUS` and what `missing` says."""
         with self._lock:
             self._what, self._since, self._said_at = what, time.monotonic(), time.monotonic()
             self._limit, self._missing = limit_seconds, missing
@@ -58,7 +58,7 @@ class StartStages:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator["StartStages"]:
-        """Say how long a stage lasts, and end the process where that is too long, while the context is open."""
+        """While the context is open, say how long a stage lasts, and end the process if that is too long."""
         poll = min(1.0, self._repeat / 4)
         thread = threading.Thread(target=self._watch, args=(poll,), name="start", daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""Where a data set lies: a folder or a `gs://` URL, read and written through TensorStore alike."""
+"""The place of a data set: a folder or a `gs://` URL, both read and written through TensorStore."""
 
 import contextlib
 import re
@@ -18,7 +18,7 @@ CODEC_NAME = "codec.json"
 STRUCTURES_NAME = "structures.npz"
 PROMOLECULE_NAME = "promolecule.json"
 PROGRESS_PREFIX = "progress/"
-"""One object for each chunk that is written, with its checksum; gone once the set is complete."""
+"""Prefix of one object for each written chunk, with its checksum. They are removed once the set is complete."""
 
 COMPRESSION = {"cname": "zstd", "clevel": 3, "shuffle": "bitshuffle", "typesize": 2}
 """Blosc with bits shuffled. Normally distributed ids around 10,000 with a deviation of 3,000, 64 x 8,192: 90 % of the
@@ -46,8 +46,8 @@ def store_url(place: str | Path) -> str:
 
 
 def local_target(folder: Path, relative: str, origin: str) -> Path:
-    """Where a remote object of that name is copied to in `folder`. A bucket may hold any name, `../../.bashrc` among
-    them: one that leads out of it is refused; `origin` names the place in the error."""
+    """Where a remote object of that name is copied to in `folder`. A bucket may hold any name, such as `../../.bashrc`:
+    a name that leads out of the folder is refused. `origin` names the place in the error."""
     root = folder.resolve()
     # No path has a zero byte; the folder itself is refused below.
     target = root if "\x00" in relative else (root / relative).resolve()
@@ -75,14 +75,14 @@ def is_passing(error: BaseException) -> bool:
         return error.errno in PASSING_ERRNOS
     if str(error).startswith(PASSING_CODES):
         return True
-    # Loaded by whoever opened a gs:// URL through fsspec; the rule of what is worth another try is its own.
+    # It is loaded once a gs:// URL was opened through fsspec, and has a rule of its own for what is worth another try.
     gcsfs_retry = sys.modules.get("gcsfs.retry")
     return gcsfs_retry is not None and gcsfs_retry.is_retriable(error)
 
 
 def storage_errors() -> tuple[type[Exception], ...]:
-    """What fsspec raises for a place that cannot be read or written: OSError, and where gcsfs or botocore is loaded
-    their own classes, which are no OSError (2026.2.0, 1.43)."""
+    """What fsspec raises for a place that cannot be read or written: OSError, and, if gcsfs or botocore is loaded,
+    their own classes, which are not OSErrors (2026.2.0, 1.43)."""
     found: list[type[Exception]] = [OSError]
     if (gcsfs_retry := sys.modules.get("gcsfs.retry")) is not None:
         found += [gcsfs_retry.HttpError, *gcsfs_retry.RETRIABLE_EXCEPTIONS]
@@ -96,7 +96,7 @@ def is_remote(place: str) -> bool:
 
 
 PLACEHOLDER = re.compile(r'Invalid GCS bucket name: "BUCKET"')
-"""What TensorStore says of the address that the recipes of pods have in the place of a user's."""
+"""What TensorStore says about the address that stands for the user's bucket in the recipes of pods."""
 READ_REMEDY = "Give this user the right to read it."
 
 
@@ -111,12 +111,12 @@ def explaining_storage(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def storage_error(what: str, error: Exception, remedy: str) -> TomatError:
-    """The error to raise for a place that could not be read or written: a `RetryableError` if it passes. `what` could
-    not be done, such as "gs://b/x cannot be read"; the `remedy` is for an error that stays."""
+    """The error to raise for a place that could not be read or written: a `RetryableError` if the fault passes. `what`
+    says what failed, such as "gs://b/x cannot be read"; the `remedy` is for a fault that stays."""
     cause = " ".join(short_message(error).split()).rstrip(".") or type(error).__name__
     if is_passing(error):
         return RetryableError(f"{what}: {cause}. The storage did not answer; try again.")
-    if "Cannot connect to host" in cause:  # of aiohttp, which says no errno of a name that cannot be looked up
+    if "Cannot connect to host" in cause:  # from aiohttp, which gives no errno for a name that cannot be looked up
         remedy = "Is there a network here, and is the address right?"
     elif PLACEHOLDER.search(cause):
         remedy = "BUCKET stands for the name of your own; give it."
@@ -135,7 +135,7 @@ def files_at(url: str) -> tuple[Any, str]:
 
 
 def _look_for_host(url: str) -> None:
-    """`first_contact` of a bucket; what a local folder needs does not import it."""
+    """`first_contact` for a bucket. It is not imported for a local folder."""
     if url.startswith(("gs://", "gcs://")):
         from tomat.base.retries import first_contact
 
@@ -143,8 +143,8 @@ def _look_for_host(url: str) -> None:
 
 
 class Store:
-    """The objects of one data set in a folder or `gs://` URL, by name. Whatever cannot be read or written is a
-    `TomatError` or, where the storage does not answer after so many tries, a `RetryableError`."""
+    """The objects of one data set in a folder or `gs://` URL, by name. What cannot be read or written raises a
+    `TomatError` or, if the storage does not answer after `tries` tries, a `RetryableError`."""
 
     def __init__(self, place: str | Path, tries: int = STORAGE_TRIES) -> None:
         self.url = store_url(place)
@@ -184,8 +184,8 @@ class Store:
             return ts.open(spec, open=True, context=self.context).result()
 
     def create_array(self, rows: int, context: int, block_rows: int) -> ts.TensorStore:
-        """The token array, uint16 [rows, context], chunks of [block_rows, context]; opened if it is there, refused if
-        there is another one."""
+        """The token array, uint16 [rows, context], in chunks of [block_rows, context]. It is opened if it exists;
+        another array in its place is refused."""
         metadata = {
             "shape": [rows, context],
             "data_type": "uint16",

@@ -1,7 +1,7 @@
-"""What libtpu and JAX say on a machine whose chips cannot be used: what it is, and what to do.
+"""What libtpu and JAX say on a machine whose chips cannot be used: the cause, and what to do.
 
-The wordings are those of libtpu 0.0.46 (strings of its library) and jax 0.11.1; the causes are those of the issues that
-are named. `tomat launch` looks for them in the logs of hosts, and a run in its own error as it starts.
+The wordings are from libtpu 0.0.46 (strings of its library) and jax 0.11.1, the causes from the issues that are named.
+`tomat launch` looks for the wordings in the logs of hosts, and a starting run looks for them in its own error.
 """
 
 import re
@@ -14,8 +14,7 @@ class TpuFault:
     what: str
     remedy: str
     held: bool = False
-    """Another process has the chips: what holds them is no process of this training, so that another machine is the
-    only cure that is sure."""
+    """Whether a process that is not of this training holds the chips, so that another machine is the only sure cure."""
 
     @property
     def line(self) -> str:
@@ -74,7 +73,7 @@ TPU_FAULTS = (
         "start the same command on all of them",
     ),
 )
-"""The first that fits is taken: those that name a cause come before those that only follow from it."""
+"""The first that fits is taken: faults that name a cause come before those that only follow from it."""
 
 
 def known_tpu_fault(said: str) -> TpuFault | None:

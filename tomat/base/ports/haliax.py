@@ -10,10 +10,10 @@ VERSION = "0.2.227.dev40316220070"
 
 
 def mesh_in_force() -> Mesh | AbstractMesh | None:
-    """The mesh in force, concrete or abstract; public functions give the axes' mapping alone."""
+    """The mesh in force, concrete or abstract; public functions give only the axes' mapping."""
     return _get_mesh()
 
 
 def reparametrisation(embedding: hnn.Embedding) -> Any:
-    """What an embedding was made with; a subclass of it is made with the same, and no property gives it."""
+    """The reparametrisation of an embedding. A subclass of it is made with the same, and no property gives it."""
     return embedding._reparam_cls

@@ -24,26 +24,26 @@ def hosts_of_slice(kind: Any) -> tuple[str, ...]:
 
 def joined_as() -> tuple[int, int]:
     """This process's number and how many there are, as `jax.distributed` knows them; (0, 1) before it has started.
-    `jax.process_index` says it too, and opens the devices for it."""
+    `jax.process_index` says this too, but opens the devices for it."""
     from jax._src.distributed import global_state
 
     return global_state.process_id or 0, global_state.num_processes or 1
 
 
 def coordination() -> Any:
-    """The client of the coordination service: keys and values, barriers that time out; None where no process has been
-    joined. Levanter's `multihost_allgather_sync` is made of it."""
+    """The client of the coordination service, with keys and values, and barriers that time out; None where no process
+    has been joined. Levanter's `multihost_allgather_sync` uses it."""
     from jax._src.distributed import global_state
 
     return global_state.client
 
 
 class ManagerWithLastAct(GlobalAsyncCheckpointManager):
-    """JAX's manager of checkpoints, with an act between the last array, of every host, and the callback.
+    """JAX's manager of checkpoints, with an act between the last array of all hosts and the callback.
 
-    It calls `_start_async_commit` once all arrays of a process are on their way, and has no hook there. `last_act` is
-    called with the checkpoint's path, and with the callback that it is to call then, on the first process, once all
-    have committed.
+    The manager calls `_start_async_commit` once all arrays of a process are on their way, and has no hook there. On the
+    first process, once all have committed, `last_act` is called with the checkpoint's path and with the callback that
+    it must call.
     """
 
     path: str = ""
@@ -68,9 +68,9 @@ def cudnn_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, window: int | None
 ) -> tuple[jax.Array, jax.Array]:
     """cuDNN's causal attention of one device's `[B, S, H, D]`: the output, and the log-sum-exp of each row of scores,
-    float32 `[B, H, S]`. `jax.nn.dot_product_attention` keeps the latter to itself, so that no checkpoint policy can
-    keep it, asks this machine for its cuDNN, so that nothing is lowered elsewhere, and has XLA ask Python how the mesh
-    splits it. `window`: positions that each sees, with itself."""
+    float32 `[B, H, S]`. `jax.nn.dot_product_attention` does not return the latter, so no checkpoint policy can keep it.
+    It asks this machine for its cuDNN, so nothing can be lowered on another one. And XLA has to ask Python how the mesh
+    splits it. `window`: positions that each position sees, including itself."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     unused = [jnp.zeros(0, q.dtype)] * 7
@@ -81,7 +81,7 @@ def cudnn_attention(
 def cudnn_attention_backward(
     kept: tuple[jax.Array, ...], d_out: jax.Array, *, scale: float, window: int | None
 ) -> tuple[jax.Array, ...]:
-    """The gradients by `q`, `k` and `v`; `kept` are these, and what `cudnn_attention` gave."""
+    """The gradients by `q`, `k` and `v`. `kept`: these three, and what `cudnn_attention` returned."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     q, k, v, out, log_sum = kept

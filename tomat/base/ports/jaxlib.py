@@ -20,10 +20,10 @@ except Exception as error:
 
 
 def parse_hlo_text(text: str, longest_seconds: float) -> "subprocess.CompletedProcess[bytes]":
-    """A process (0.1 s of CPU time) that has read HLO text: the serialised module is its output, or a reason its error.
+    """Parse HLO text in a process (0.1 s of CPU time). It writes the serialised module to stdout, or why not to stderr.
 
-    XLA checks some of it with assertions that end the process: a negative size of a tile in the entry's layout is one.
-    One that takes longer ends in a `subprocess.TimeoutExpired`.
+    XLA checks some things with assertions that end the process, such as a negative tile size in the entry's layout. A
+    process that takes longer than `longest_seconds` ends in a `subprocess.TimeoutExpired`.
     """
     command = [sys.executable, "-c", _PARSER]
     return subprocess.run(command, input=text.encode(), capture_output=True, timeout=longest_seconds, check=False)

@@ -14,12 +14,12 @@ from levanter.trainer import Trainer, TrainerConfig
 VERSION = "0.2.227.dev40316220070"
 
 flash_attention_forward, flash_attention_backward = _flash_attention_forward, _flash_attention_backward
-"""The two halves of the blockwise attention, whose public function keeps the log-sum-exp of the scores to itself."""
+"""The two halves of the blockwise attention. Its public function does not return the log-sum-exp of the scores."""
 
 
 def settle(config: TrainerConfig) -> None:
-    """Check a trainer's configuration and fill in what depends on the devices; `initialize` does it, with log, trackers
-    and the distributed service."""
+    """Check a trainer's configuration and fill in what depends on the devices. `initialize` does this too, but also
+    starts log, trackers and the distributed service."""
     config._validate_and_set_defaults()
 
 
@@ -34,12 +34,12 @@ def compiled_step(trainer: Trainer) -> Any:
 
 
 def first_step(trainer: Trainer, step: Any, *arguments: Any) -> Any:
-    """Take a step as `train_step` does, with what it writes of the first one."""
+    """Take a step as `train_step` does, including what it writes about the first step."""
     return trainer._maybe_save_jaxpr("train_step", step, *arguments, {})
 
 
 def weighted_mean(total: jax.Array | float, weight: jax.Array) -> Metric:
-    """A metric of a sum and its weight: Levanter folds both over microbatches, and takes values of weight 1 alone."""
+    """A metric from a sum and its weight, which Levanter folds over microbatches; it takes only values of weight 1."""
     return Metric(_value=total, _count=weight)
 
 
@@ -54,7 +54,7 @@ def step_info(state: Any, loss: float, seconds: float, on_event: Callable[..., N
 
 
 def kept_every(checkpointer: Checkpointer, step: int) -> int | None:
-    """Of which steps the checkpoints are kept, at this step; `on_step` asks it, and saves."""
+    """The interval of steps whose checkpoints are kept, at this step; `on_step` asks for it too, but saves."""
     return checkpointer._get_current_step_save_interval(step)
 
 
@@ -64,5 +64,5 @@ def since_last_save(checkpointer: Checkpointer) -> timedelta:
 
 
 def replace_manager(checkpointer: Checkpointer, manager: Any) -> None:
-    """Have a checkpointer write with another of JAX's managers; it makes its own as it is made."""
+    """Make a checkpointer write with another of JAX's managers; its constructor makes one of its own."""
     checkpointer._manager = manager

@@ -1,7 +1,7 @@
 """The undocumented dumps of libtpu: the flags that ask for them, and the names of their files.
 
-A compiled program does not say how its operations are scheduled; libtpu's text dumps do, and nothing else. How the text
-is read is told in `perf/cost/llo.py` and `scalar_code.py`, read off dumps of this version.
+A compiled program does not say how its operations are scheduled; only libtpu's text dumps do. `perf/cost/llo.py` and
+`scalar_code.py` say how the text is read, as found in dumps of this version.
 """
 
 import re

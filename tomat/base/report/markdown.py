@@ -11,15 +11,15 @@ from tomat.base.report.text import code, fenced, inline, plain, prose
 
 
 def update_page(page: Path, report: model.Report, figures: Path | None = None) -> Path:
-    """Write the page of a report, or bring it up to date; what people wrote between its named sections stays, and those
-    that the page lacks come at its end. The charts' SVGs go into `figures`, a folder in the page's own or below it;
-    None: the page's own. Nothing is written where the page's markers are broken."""
+    """Write or update the page of a report. What people wrote between its named sections stays; sections that the page
+    lacks come at its end. The charts' SVGs go into `figures`, the page's folder or one below it; None: the page's
+    folder. Nothing is written if the page's markers are broken."""
     folder = page.parent if figures is None else figures
     prefix = "" if folder == page.parent else f"{folder.relative_to(page.parent).as_posix()}/"
     is_new = not page.is_file()
     text = f"# {plain(report.title)}\n" if is_new else read_document(page)
     known = find_sections(text, str(page))
-    # One that would be empty, heading and all, only empties what is there.
+    # A section that would be empty, with its heading, is only taken to empty one that the page has.
     sections = [one for one in report.sections if one.parts or not one.owns_heading or one.name in known]
     for section in sections:
         if section.name not in known if section.name else is_new:
@@ -34,7 +34,7 @@ def update_page(page: Path, report: model.Report, figures: Path | None = None) -
 
 
 def _template(section: model.Section) -> str:
-    """A section of a new page, with nothing between its markers; what has none is people's from then on."""
+    """A section of a new page, with nothing between its markers. One without markers is people's from then on."""
     heading = "" if section.owns_heading else _heading(section)
     marked = empty_section(section.name) if section.name else markdown(section.parts)
     return "\n\n".join(one for one in (heading, marked, section.by_hand) if one)

@@ -1,7 +1,7 @@
 """What a report says, apart from how it looks.
 
-Every word of it is plain text, whoever wrote it: the renderers (`markdown.py`, `terminal.py`, `report/html`) escape
-it, each in one place, and show as code what stands between backticks in prose.
+All of it is plain text, whoever wrote it: the renderers (`markdown.py`, `terminal.py`, `report/html`) escape it, each
+in one place. In prose they show text between backticks as code.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Code:
-    """A name, a path or a value of a program's."""
+    """A name, a path or a value of a program."""
 
     text: str
 
@@ -38,7 +38,7 @@ class Link:
 
 
 class AtLeast(float):
-    """A figure that lacks what is not known of it, and is shown with these words."""
+    """A figure without its unknown parts, shown as "at least"."""
 
 
 Cell = str | int | float | None | Code | Link | Verdict
@@ -81,7 +81,7 @@ class Table:
     def of[Thing](
         cls, caption: str, things: Iterable[Thing], cells: Sequence[tuple[Column, Callable[[Thing], Cell]]]
     ) -> "Table":
-        """A row for each thing; each column with what it shows of one."""
+        """A table with a row for each thing. `cells`: each column, and the function from a thing to its cell."""
         return cls(caption, [column for column, _ in cells], [[show(one) for _, show in cells] for one in things])
 
     def is_right(self, place: int) -> bool:
@@ -92,7 +92,7 @@ class Table:
         return all(value is None or is_number(value) for value in values) and values != []
 
     def chosen(self, *headings: str) -> "Table":
-        """The same with the first column of each of these headings, where there is one; without its caption."""
+        """The same table with only the first column of each of these headings, if there is one; without caption."""
         names = [column.heading for column in self.columns]
         places = [names.index(heading) for heading in headings if heading in names]
         rows = [[row[place] for place in places] for row in self.rows]
@@ -125,7 +125,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Note:
-    """A remark; a warning is more."""
+    """A remark, or a warning."""
 
     text: str
     warning: bool = False
@@ -154,7 +154,7 @@ class Axis:
     log: bool = False
     from_zero: bool = False
     ticks: Sequence[float] = ()
-    """Values that are written; empty: such as suit."""
+    """Values that are labelled; empty: the renderer chooses them."""
 
 
 @dataclass(frozen=True)
@@ -165,19 +165,19 @@ class Series:
     x: Any
     """A sequence or a NumPy array of numbers."""
     y: Any = ()
-    """As `x`; of a histogram none, of bars the rows that they lie in (none: one row); None is a gap."""
+    """As `x`. A histogram has none; bars have the rows that they lie in (none: one row). None is a gap."""
     mark: Literal["line", "step", "points", "crosses", "both", "bar", "histogram"] = "line"
     """`step`: held until the next point. `bar`: horizontal, `x` long, stacked on those before."""
     colour: str = ""
     areas: Sequence[float] = ()
-    """Of points: shares of a whole."""
+    """For points: shares of a whole."""
     texts: Sequence[str] = ()
-    """Of points: what they are."""
+    """For points: what they are."""
     labels: Sequence[str] = ()
-    """Of points: what is written beside them."""
+    """For points: what is written beside them."""
     x_ranges: Sequence[tuple[float, float]] = ()
     y_ranges: Sequence[tuple[float, float]] = ()
-    """Of points: from the least to the greatest, drawn as bars."""
+    """For points: from the least to the greatest value, drawn as bars."""
     dotted: bool = False
     faint: bool = False
     named: bool = True
@@ -192,7 +192,7 @@ class Chart:
     summary: str
     """What it shows, as a sentence: a picture is never the only place of what it says."""
     file: str = ""
-    """Of its SVG, in the folder of the page's figures; a chart without is in pages for a browser alone."""
+    """File of its SVG, in the folder of the page's figures. A chart without a file is only in pages for a browser."""
     size: tuple[float, float] = (6.0, 4.0)
     """Inches of the SVG; a page for a browser takes 80 points of its own to an inch."""
     scales: bool = False
@@ -209,21 +209,21 @@ Part = str | Heading | Note | Items | Lines | Facts | Table | Chart | Image
 class Section:
     heading: str
     parts: Sequence[Any] = ()
-    """Of kind `Part`; of a page for a browser also what only `report/html` knows."""
+    """Of kind `Part`; in a page for a browser also parts that only `report/html` knows."""
     name: str = ""
-    """Of its markers in a page that people write in too. Without one it is theirs alone."""
+    """Name in its markers, in a page that people write in too. A section without a name is theirs alone."""
     by_hand: str = ""
     """Markdown below the markers of a new page: what people are asked for."""
     level: int = 2
     owns_heading: bool = False
-    """Whether the heading stands between the markers, so that it is tomat's, and goes where there are no parts."""
+    """Whether the heading stands between the markers: then it is tomat's, and is removed if there are no parts."""
 
 
 def held_against(
     title: str, points: Sequence[tuple[str, float, float]], unit: str, what: str, summary: str, **look: Any
 ) -> Chart:
-    """Figures planned and measured (name, planned, measured), each pair a point, beside the line on which both are
-    equal; `look` as of the points (`Series`)."""
+    """A chart of planned against measured figures: a point for each (name, planned, measured), and the line on which
+    both are equal. `look`: of the points, as in `Series`."""
     planned, measured = [one[1] for one in points], [one[2] for one in points]
     top = 1.1 * max(*planned, *measured)
     equal = Series("equal", [0, top], [0, top], colour="#8a929b", dotted=True)
@@ -243,4 +243,4 @@ class Report:
     kind: str = ""
     """`run`, `plan`, ..."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """For `--json`: what it says in figures, units in the keys."""
+    """For `--json`: the report in figures, with units in the keys."""

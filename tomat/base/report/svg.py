@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 RC: dict[Any, Any] = {"svg.hashsalt": "tomat", "svg.fonttype": "none", "font.size": 9.0, "axes.spines.top": False,
       "axes.spines.right": False}  # fmt: skip
 MOST_NAMED = 12
-"""Series that a legend inside the axes has room for."""
+"""Most series that a legend inside the axes has room for."""
 
 
 def chart_svg(chart: Chart) -> str:

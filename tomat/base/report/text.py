@@ -40,7 +40,7 @@ def _not_a_list(line: str) -> str:
 
 
 def code(text: object) -> str:
-    """Words as a span of code, on one line; what a span may not hold is put between longer marks."""
+    """Words as a span of code, on one line; backticks in it are put between longer marks."""
     line = " ".join(str(text).split())
     if not line:
         return ""
@@ -50,7 +50,7 @@ def code(text: object) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Lines as a block of code; one that could be a marker of a section begins with `&lt;`."""
+    """Lines as a block of code; a line that could be a section's marker begins with `&lt;`."""
     mark = "`" * _longer_than_runs(text, 3)
     lines = (
         line.replace("<!--", "&lt;!--") if line.lstrip().startswith("<!--") else line for line in text.splitlines()

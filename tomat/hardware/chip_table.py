@@ -6,8 +6,8 @@ Conventions: FLOP/s are dense (NVIDIA prints twice that, for 2:4 sparsity) and a
 makes a difference. `ici_bytes_per_second` is the sum over a chip's links and over both directions, the way Cloud TPU
 states it. GiB is 2**30 bytes.
 
-The peaks of GPUs by type of operand were held on 2026-11-26 against copies of NVIDIA's tables that others keep, named
-in each row's source: NVIDIA's own files were not at hand. All agreed, those with sparsity halved.
+The peaks of GPUs by type of operand were compared on 2026-11-26 with copies of NVIDIA's tables that others keep, named
+in each row's source, since NVIDIA's own files were not at hand. All agreed, after peaks with sparsity were halved.
 """
 
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class Chip:
     peak_int8_ops_per_second: float | None = None
     """Dense int8 matrix multiplication summed in int32, multiplications and additions."""
     peak_fp8_flops_per_second: float | None = None
-    """Dense matrix multiplication of numbers of 8 bits with an exponent."""
+    """Dense matrix multiplication of 8-bit floating-point numbers."""
     peak_f32_flops_per_second: float | None = None
     """Dense matrix multiplication of float32 at XLA's default precision: TF32 on a GPU. None on a TPU, where that
     precision rounds to bf16 (https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision)."""
@@ -56,10 +56,10 @@ class Chip:
     """Chips that one machine of a slice of several machines has."""
 
     def peak_of(self, operand: Operand) -> float:
-        """Peak of one JAX device for products of such operands, FLOP/s (of int8: operations a second).
+        """Peak of one JAX device for products of such operands, FLOP/s (for int8: operations a second).
 
-        Where the table states none it is that of bf16, to which XLA rounds or converts what a unit cannot multiply
-        (int8 on TPU7x, fp8 before it): at least what the chip reaches.
+        Where the table states no peak, it is the peak of bf16, to which XLA rounds or converts what a unit cannot
+        multiply (int8 on TPU7x, fp8 before it). This is at least what the chip reaches.
         """
         stated = {
             "bf16": None,

@@ -28,14 +28,14 @@ def known_chip(device_kind: str) -> Chip | None:
 
 
 def jax_device_kind(device_kind: str) -> str:
-    """JAX's name of the chip that a profiler calls `device_kind`; as it is where the chip is not in the table."""
+    """JAX's name of the chip that a profiler calls `device_kind`; unchanged if the chip is not in the table."""
     chip = known_chip(device_kind)
     return chip.device_kinds[0] if chip is not None else device_kind
 
 
 @functools.cache
 def chip_for_device_kind(device_kind: str) -> Chip | None:
-    """`known_chip`, with one warning a process where there is none.
+    """`known_chip`, with one warning per process if the chip is not known.
 
     CPUs have no row, and need no warning: their peak depends on the machine, and nobody asks for their MFU.
     """
@@ -97,9 +97,9 @@ _CUBIC = (
     (16, 16, 16),
 )  # fmt: skip
 _FLAT_RING = 16
-"""Length at which an axis of v5e and v6e closes: that of the pod (16 x 16)."""
+"""Length at which an axis of v5e and v6e closes to a ring: that of the pod (16 x 16)."""
 _CUBE = 4
-"""Axes of v4, v5p and TPU7x close where every axis is a multiple of it: optical switches join whole cubes."""
+"""Axes of v4, v5p and TPU7x close to rings if every axis is a multiple of this: optical switches join whole cubes."""
 
 
 def _slices(chip: Chip, prefix: str, topologies: tuple[tuple[int, ...], ...]) -> dict[str, Slice]:
@@ -148,18 +148,18 @@ def slice_named(name: str) -> Slice:
 
 @dataclass(frozen=True)
 class FoundDevices:
-    """All devices of a run, as JAX shows them. They decide what its figures are figures of; the `slice` of its
-    configuration only says which ones were asked for."""
+    """All devices of a run, as JAX shows them. A run's figures are about these devices; the `slice` of its
+    configuration only says which devices were asked for."""
 
     device_kind: str
-    """What JAX calls them, such as `TPU v6 lite`; of several kinds, all, with commas."""
+    """What JAX calls them, such as `TPU v6 lite`; several kinds are separated by commas."""
     n_devices: int
     n_hosts: int | None
     """Processes: one for each machine of a TPU slice, and as many as the user starts elsewhere. None: not known."""
 
     @classmethod
     def from_words(cls, devices: object, n_hosts: object) -> "FoundDevices | None":
-        """From what a record holds. None where that is not on record."""
+        """The devices that a record states; None if it does not state them."""
         match = re.fullmatch(r"([1-9]\d{0,8}) x (\S.*)", devices) if isinstance(devices, str) else None
         if match is None:
             return None
@@ -168,7 +168,7 @@ class FoundDevices:
 
     @property
     def words(self) -> str:
-        """As a record has them; `from_words` reads it."""
+        """The devices as a record states them; `from_words` reads this."""
         return f"{self.n_devices} x {self.device_kind}"
 
     def __str__(self) -> str:
@@ -176,12 +176,12 @@ class FoundDevices:
 
     @property
     def chip(self) -> Chip | None:
-        """None for a CPU, and for what the table does not have."""
+        """The chip; None for a CPU, and for a chip that is not in the table."""
         return known_chip(self.device_kind)
 
     @property
     def n_chips(self) -> int:
-        """A device of an unknown kind counts as one chip."""
+        """Number of chips. A device of an unknown kind counts as one chip."""
         return self.n_devices // (1 if self.chip is None else self.chip.jax_devices_per_chip)
 
     @property
@@ -192,8 +192,8 @@ class FoundDevices:
         return "cpu" if self.device_kind.lower() == "cpu" else "gpu"
 
     def as_slice(self, asked: str | None = None) -> Slice | None:
-        """The slice that these devices are. None where the table has no such chip or no slice of so many. The name
-        `asked` is kept where it is one of several for the same chips (`v5e-8`, `v5litepod-8`)."""
+        """The slice that these devices form; None if the table has no such chip, or no slice with so many. The name
+        `asked` is kept if it is one of several names for the same chips (`v5e-8`, `v5litepod-8`)."""
         chip = self.chip
         if chip is None:
             return None
@@ -210,9 +210,9 @@ class FoundDevices:
         return dataclasses.replace(found[0], n_hosts=self.n_hosts or found[0].n_hosts)
 
     def difference(self, asked: Slice) -> str | None:
-        """What was found and what was expected, where these are not the devices of `asked`; else None."""
+        """What was found and what was expected, if these are not the devices of `asked`; else None."""
         same_chips = self.chip == asked.chip and self.n_chips == asked.n_chips
-        # Of GPUs, JAX may have a process each.
+        # JAX may have one process for each GPU.
         same_hosts = asked.chip not in TPUS or self.n_hosts in (None, asked.n_hosts)
         if same_chips and same_hosts:
             return None

@@ -1,4 +1,4 @@
-"""FLOPs that the matrix units execute in a training step: `flops.py` counts the model's work, this the program's.
+"""FLOPs that the matrix units execute in a training step. `flops.py` counts the model's work, this the program's.
 
 Attention kernels multiply whole tiles, and in the backward pass compute the scores again. Gradient checkpointing
 computes layers again: a layer that keeps only its input runs forward once more, except for its last matrix
@@ -26,11 +26,11 @@ MLP_NAME = "mlp_projections"
 what its output projection gives; what the MLP's input projections give."""
 
 CUDNN_BLOCK = 128
-"""Tile of cuDNN's attention, which tells none: that of FlashAttention-3 (arXiv:2407.08608) for heads of 128."""
+"""Tile of cuDNN's attention. cuDNN states none; this is FlashAttention-3's (arXiv:2407.08608) for heads of 128."""
 DEFAULT_SPLASH_BLOCK = 512
 """Tile of Levanter's splash call where its configuration names none."""
 COMPUTE_BYTES = 2
-"""Of a number of queries and keys: bfloat16, which TPUs train in."""
+"""Bytes of a number in queries and keys: bfloat16, which TPUs train in."""
 MAX_FLASH_BLOCK = 1024
 """Largest block of Levanter's blockwise attention where its configuration names none."""
 
@@ -61,11 +61,11 @@ class AttentionKernels:
     backward: tuple[KernelPass, ...]
 
     def flops(self, shape: ModelShape, seq_len: int, *passes: KernelPass) -> float:
-        """FLOPs of kernels of this attention over one sequence, all layers."""
+        """FLOPs of some passes of this attention over one sequence, in all layers."""
         positions, heads = shape.heads_in_one * seq_len, shape.num_heads // shape.heads_in_one
         total = 0.0
         for layers, window in shape.windows:
-            # These leave out the tiles outside a sliding window; the others mask them after they were multiplied.
+            # These two leave out the tiles outside a sliding window; other backends mask them after multiplying them.
             seen = window if self.backend in ("splash", "cudnn") else None
             per_head = sum(2 * shape.head_dim * step.n_matmuls * step.pairs(positions, seen) for step in passes)
             total += layers * heads * per_head
@@ -73,15 +73,15 @@ class AttentionKernels:
 
 
 def attention_kernels(model_config: Any, seq_len: int, platform: str) -> AttentionKernels:
-    """The kernels that a model configuration means on a platform.
+    """The kernels that a model configuration selects on a platform.
 
     vanilla: the whole score matrix; 2 multiplications forward (scores, values), 4 backward. vanilla with
-    `query_blocks`, and jax_flash: square blocks up to the diagonal, a ragged last one whole; 5 backward, since the
-    scores are computed again (of unrolled layers without checkpointing XLA keeps those of `query_blocks`, and this
-    counts one too many). cudnn: the same in tiles of 128. splash: tiles of the configuration's sizes that the mask
-    touches; the fused backward has 5, the other one 4 for keys and values (scores, dP, dV, dK) and 3 for queries
-    (scores, dP, dQ). splash with `whole_head`: as a fused backward, the triangle in parts of a block. Paired heads are
-    kernels over twice the positions. `platform` (`tpu`, `gpu`, `cpu`) decides where the configuration names no backend.
+    `query_blocks`, and jax_flash: square blocks up to the diagonal, a ragged last one counted whole; 5 backward, since
+    the scores are computed again (in unrolled layers without checkpointing XLA keeps the scores of `query_blocks`, and
+    this counts one too many). cudnn: the same in tiles of 128. splash: tiles of the configuration's sizes that the mask
+    touches; a fused backward pass has 5, a separate one 4 for keys and values (scores, dP, dV, dK) and 3 for queries
+    (scores, dP, dQ). splash with `whole_head`: as with a fused backward pass, but the triangle in parts of a block.
+    Paired heads: kernels over twice the positions. `platform` (`tpu`, `gpu`, `cpu`) decides if no backend is named.
     """
     seq_len *= 2 if getattr(model_config, "paired_heads", False) else 1
     named = getattr(model_config, "attn_backend", None)
@@ -135,12 +135,12 @@ class Recomputation:
     mlp_in: float = 0.0
     mlp_out: float = 0.0
     first_values: float = 0.0
-    """Of the first layer's values, beside its own passes over them (`model.value_mix`), forward or backward."""
+    """Passes over the first layer's values beside that layer's own ones (`model.value_mix`), forward or backward."""
 
     @classmethod
     def from_config(cls, model_config: Any, shape: ModelShape, backend: Backend) -> "Recomputation":
-        """What the configuration's gradient checkpointing computes again. `backend` is that of attention: the vanilla
-        one needs its scores again even where its output was kept."""
+        """What the configuration's gradient checkpointing computes again. `backend`: of attention; the vanilla backend
+        needs its scores again even if its output was kept."""
         policy = getattr(model_config, "checkpoint_policy", None)
         if policy is None:
             policy = getattr(model_config, "gradient_checkpointing", True)
@@ -149,7 +149,7 @@ class Recomputation:
                 policy = False
         first_values = 0.0
         if getattr(model_config, "value_mix", 0.0):
-            # Of unrolled layers XLA computes the forward product once (measured).
+            # In unrolled layers XLA computes the forward product once (measured).
             first_values = TRAINING_PASSES - (0.0 if getattr(model_config, "scan_layers", True) else 1.0)
         kept: tuple[str, ...] = ()
         nested = False
@@ -169,7 +169,7 @@ class Recomputation:
         whole = 1.0 if nested else 0.0
         mlp_in = 0.0 if MLP_NAME in kept else 1.0
         mlp_in -= getattr(model_config, "save_mlp_layers", 0) / shape.num_layers
-        # Beside a backward pass that computes its scores again XLA finds those of the forward pass equal (measured).
+        # If the backward pass computes its scores again, XLA finds those of the repeated forward pass equal (measured).
         qkv, attention = 1.0, 0.5 if backend == "query_blocks" else 1.0
         if QKV_NAME in kept:
             # The kept queries and keys are those after their norm, whose gradient needs those before it.
@@ -195,10 +195,10 @@ def executed_head_flops(
     block_positions: int | None,
     kernel: Literal["xla", "pallas", "levanter"] = "xla",
 ) -> float:
-    """FLOPs of tomat's loss over one sequence: logits at every position, padding too, and what each gradient takes.
-    `block_positions` are those of a block of the `xla` kernel, of which a ragged last one is rounded up; None: all in
-    one. `pallas` and `levanter` compute the logits twice; what they pad ids to whole tiles or blocks with (2 % of
-    18,570 at 512, 32 %) is not counted."""
+    """FLOPs of tomat's loss over one sequence: logits at every position, padding included, and their gradients.
+    `block_positions`: positions in a block of the `xla` kernel, whose ragged last block is rounded up; None: all in
+    one. `pallas` and `levanter` compute the logits twice; the padding of ids to whole tiles (2 % of 18,570 ids at 512)
+    or blocks (32 %) is not counted."""
     positions, passes = seq_len, TRAINING_PASSES + 1
     if kernel == "xla":
         block = seq_len if block_positions is None else min(block_positions, seq_len)
@@ -209,8 +209,8 @@ def executed_head_flops(
 def executed_training_products(
     shape: ModelShape, seq_len: int, kernels: AttentionKernels, recomputation: Recomputation, head_flops: float
 ) -> Products:
-    """FLOPs that the matrix units execute in a training step over one sequence, by what is multiplied. `head_flops` are
-    those of the loss (`executed_head_flops`); padding is included."""
+    """FLOPs that the matrix units execute in a training step over one sequence, by what is multiplied; padding is
+    included. `head_flops`: FLOPs of the loss (`executed_head_flops`)."""
     again = (
         recomputation.qkv * shape.qkv_weights
         + recomputation.output * shape.output_weights

@@ -17,18 +17,18 @@ PaLM's `6 N + 12 L H Q T` per token is three times that: N are the matrix parame
 length of the sequence. The backward pass multiplies twice for each multiplication of the forward pass (by the
 activations for the weights, by the weights for the activations), so a training step costs three forward passes.
 
-Three conventions differ in what they hold to be the work:
+Three conventions differ in what they count as the work:
 
-- *full*: every query sees every key of the sequence (or of the window), although half of them are masked: PaLM's, and
-  Levanter's with one term more (`levanter_training_flops`).
-- *causal*: the S (S + 1) / 2 pairs that the mask leaves: MaxText's, since its pull request 1988.
+- *full*: every query sees every key of the sequence (or of the window), although half of them are masked. It is PaLM's
+  convention, and with one term more Levanter's (`levanter_training_flops`).
+- *causal*: the S (S + 1) / 2 pairs that the mask leaves: MaxText's convention, since its pull request 1988.
 - *useful*: as causal, for the tokens that are not padding, with logits only where there is a loss and only for the ids
   that the loss looks at.
 
 `executed.py` counts what the compiled program multiplies instead: whole tiles, and whatever is computed twice.
 
-A field model has no tokens that see one another: `FieldShape` says what a voxel costs. Full and causal are the same
-there; useful leaves out that each atom is summed with every element, and the second half of the symmetric products.
+In a field model no token sees another: `FieldShape` says what a voxel costs. There full and causal are the same; useful
+counts each atom with one element instead of every element, and only one half of the symmetric products.
 """
 
 from collections.abc import Callable
@@ -60,11 +60,11 @@ class ModelShape:
     gated_mlp: bool = True
     """Gate, up and down projections (Llama, Qwen); without: up and down."""
     hybrid_norm: bool = False
-    """A norm on what attention and the MLP give, before it is added to the residual stream."""
+    """A norm on the outputs of attention and of the MLP, before they are added to the residual stream."""
     sliding_window: int | None = None
-    """Keys that a query sees at most, itself included; None: all before it."""
+    """Most keys that a query sees, its own included; None: all up to its own."""
     full_attention_layers: int = 0
-    """Layers that `sliding_window` does not hold for."""
+    """Layers without the limit of `sliding_window`."""
     paired_heads: bool = False
     """Attention takes two heads as one of twice as many positions (`model.paired_heads`)."""
 
@@ -78,7 +78,7 @@ class ModelShape:
 
     @property
     def heads_in_one(self) -> int:
-        """Heads that attention takes as one, of as many times the positions."""
+        """Heads that attention takes as one head, with as many times the positions."""
         return 2 if self.paired_heads else 1
 
     @property
@@ -110,20 +110,20 @@ class ModelShape:
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that multiply each token: all layers, and the head (also where it is the embedding's matrix)."""
+        """Parameters that multiply each token: all layers, and the head (also if it is the embedding's matrix)."""
         return self.num_layers * self.layer_matmul_weights + self.head_weights
 
     @property
     def windows(self) -> tuple[tuple[int, int | None], ...]:
-        """(layers, their window); all of them."""
+        """(number of layers, their window), for all layers."""
         if self.sliding_window is None:
             return ((self.num_layers, None),)
         return (self.num_layers - self.full_attention_layers, self.sliding_window), (self.full_attention_layers, None)
 
 
 def attention_pairs(seq_len: int, count: AttentionCount, sliding_window: int | None = None) -> int:
-    """Query-key pairs of one head in one sequence: of `full` S min(S, w), of `causal` the sum of min(i, w), i = 1..S.
-    S is `seq_len`, and w `sliding_window`: the keys that a query sees at most, itself included; None: no limit."""
+    """Query-key pairs of one head in one sequence: for `full` S min(S, w), for `causal` the sum of min(i, w), i = 1..S.
+    S is `seq_len`, and w is `sliding_window`: the most keys that a query sees, its own included; None: no limit."""
     window = seq_len if sliding_window is None else min(sliding_window, seq_len)
     if count == "full":
         return seq_len * window
@@ -153,7 +153,7 @@ def training_products(
 
 @dataclass(frozen=True)
 class UsefulTokens:
-    """What of a sequence is not padding, and what of the logits the loss looks at."""
+    """The tokens of a sequence that are not padding, and the logits that the loss looks at."""
 
     n_preamble: int
     """Tokens that are neither density nor padding: cell, atoms, markers."""
@@ -175,8 +175,8 @@ class UsefulTokens:
 
 
 def useful_training_products(shape: ModelShape, row: UsefulTokens) -> "Products":
-    """FLOPs of a training step over one sequence that its result depends on: no padding, no masked pair, no logit that
-    the loss leaves out."""
+    """FLOPs of a training step over one sequence on which its result depends: no padding, no masked pairs, no logits
+    that the loss leaves out."""
     return training_products(shape, row.n_tokens, "causal", head_positions=row.loss_positions, head_rows=row.head_rows)
 
 
@@ -187,7 +187,7 @@ def levanter_training_flops(shape: ModelShape, seq_len: int) -> float:
     with 3 FLOP more for each entry of the score matrix (mask and softmax, after Megatron-LM), and takes D / H for the
     head size whatever the configuration says. It is the convention of the runs in the tracking issue. With 918
     TFLOP/s, 18,570 ids and as many key-value heads as heads it gives 8.73 % for 200M (v6e-16, batch 128, context
-    8,192, 2.08 s) and 12.94 % for 1B (v6e-32, batch 256, 5.76 s), where they read about 8.7 % and about 13 %. The
+    8,192, 2.08 s) and 12.94 % for 1B (v6e-32, batch 256, 5.76 s), where these runs say about 8.7 % and about 13 %. The
     plain full convention gives 8.68 % and 12.92 %.
     """
     head_dim = shape.hidden_dim / shape.num_heads
@@ -200,10 +200,10 @@ def levanter_training_flops(shape: ModelShape, seq_len: int) -> float:
 
 @dataclass(frozen=True)
 class OperandTypes:
-    """Of what type both operands of each kind of product are."""
+    """The type of both operands in each kind of product."""
 
     projections: Operand = "bf16"
-    """The layers' projections, those of attention and of the MLP: forward."""
+    """The forward products of the layers' projections, in attention and in the MLP."""
     input_gradients: Operand = "bf16"
     weight_gradients: Operand = "bf16"
     attention: Operand = "bf16"
@@ -211,7 +211,7 @@ class OperandTypes:
     head: Operand = "bf16"
     """Logits and their gradients."""
     sums: Operand = "f32"
-    """A field model's sums over atoms, whatever it computes in elsewhere."""
+    """A field model's sums over atoms, whatever the type of its other products."""
 
 
 @dataclass(frozen=True)
@@ -231,11 +231,11 @@ class Products:
         return sum(vars(self).values())
 
     def times(self, count: int) -> "Products":
-        """Of so many sequences."""
+        """The FLOPs of `count` sequences."""
         return Products(**{name: count * flops for name, flops in vars(self).items()})
 
     def by_operand(self, types: OperandTypes) -> dict[Operand, float]:
-        """FLOPs by the type of the operands; types that nothing is of are left out."""
+        """FLOPs by the type of the operands; types without FLOPs are left out."""
         found: dict[Operand, float] = {}
         for field in fields(self):
             if flops := getattr(self, field.name):
@@ -244,7 +244,7 @@ class Products:
         return found
 
     def least_seconds(self, types: OperandTypes, peak_of: Callable[[Operand], float]) -> float:
-        """What the products take at the peak, each at that of its operands. `peak_of` gives FLOP/s of all chips
+        """The time that the products take, each at the peak for its operands. `peak_of` gives FLOP/s of all chips
         together."""
         return sum(flops / peak_of(operand) for operand, flops in self.by_operand(types).items())
 
@@ -256,7 +256,7 @@ class FieldShape:
     radial: int
     """Radial functions of the sums without angles."""
     angular_radial: int
-    """Of those with harmonics."""
+    """Radial functions of the sums with harmonics."""
     max_l: int
     channels: int
     products: int
@@ -270,7 +270,7 @@ class FieldShape:
 
     @property
     def harmonics(self) -> int:
-        """Above l = 0."""
+        """Spherical harmonics above l = 0."""
         return (self.max_l + 1) ** 2 - 1
 
     @property
@@ -287,16 +287,16 @@ class FieldShape:
 
 
 def field_training_products(shape: FieldShape, voxels: int, *, useful: bool = False) -> Products:
-    """FLOPs of a training step over so many voxels. With N atoms, E elements, K and J radial functions without and with
-    angles, M harmonics, C channels, Q products and a network of W weights, a voxel costs forward
+    """FLOPs of a training step over `voxels` voxels. With N atoms, E elements, K and J radial functions without and
+    with angles, M harmonics, C channels, Q products and a network of W weights, a voxel costs forward
 
         sums         2 N E (K + M J) + 2 K E                 with the promolecule
         invariants   2 E K C + 2 E M J Q + 2 M Q Q           of each member: channels, projections, all pairs
         network      2 W                                     of each member
 
-    The sums have no gradient. Those of the invariants are with respect to what is learnt alone, since the sums are
-    constant, and of the pairs with respect to both factors. Of `useful`, an atom is of one element, and M Q (Q + 1)
-    pairs differ. The projections times what is learnt of an element are made once a row, and not counted.
+    The sums have no gradient. As they are constant, the invariants only have gradients with respect to what is learnt;
+    pairs have them with respect to both factors. With `useful`, an atom has one element, and the pairs that differ cost
+    M Q (Q + 1). The projections times what is learnt about an element are computed once per row, and not counted.
     """
     elements, harmonics, pairs = shape.max_elements, shape.harmonics, shape.products**2
     per_atom = shape.radial + harmonics * shape.angular_radial

@@ -21,7 +21,7 @@ from tomat.hardware.chips import Slice
 from tomat.hardware.flops import FieldShape, ModelShape, OperandTypes, Products, UsefulTokens
 
 MAX_STEP_SECONDS = 86_400
-"""Longer than a day is no step, but a clock that was set or a damaged number."""
+"""A duration of more than a day is not a step, but a clock that was set or a damaged number."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Utilisation:
     key: str
     name: str
     short: str
-    """Over a column, in a table whose first such column says MFU."""
+    """Heading of a column, in a table whose first such column says MFU."""
     counts: str
     """What the convention counts."""
     source: str = ""
@@ -62,11 +62,11 @@ TABLE_UTILISATIONS = tuple(one for one in UTILISATIONS if one.key != "mfu_levant
 class StepWork:
     shape: ModelShape | FieldShape
     parameters: int
-    """All of the model that is built."""
+    """All parameters of the model that is built."""
     batch_sequences: int
     sequence_tokens: int
     useful: UsefulTokens
-    """A typical sequence."""
+    """Those of a typical sequence."""
     full: Products
     causal: Products
     useful_products: Products
@@ -74,7 +74,7 @@ class StepWork:
     """Of the whole batch, like the three before it."""
     flops_levanter: float
     operands: OperandTypes = OperandTypes()
-    """Of the products that are executed."""
+    """Types of the executed products' operands."""
 
     @property
     def tokens(self) -> int:
@@ -89,7 +89,7 @@ class StepWork:
     def utilisation(self, seconds: float, chip: Chip, n_devices: int) -> dict[str, float]:
         """`MFU_KEYS` of a step that took `seconds` on so many JAX devices of a chip.
 
-        Each but Levanter's is the time that the products take at the peak for their operands, over that of the step.
+        Each except Levanter's is the time that the products take at the peak for their operands over the step's time.
         """
         counted = {
             "mfu_full": self.full,
@@ -158,7 +158,7 @@ def peaks_dict(work: StepWork, chip: Chip) -> dict[str, Any]:
 @dataclass(frozen=True)
 class LiveMfu:
     work: StepWork | None
-    """Of a step; None where its FLOPs are not known, and no MFU is logged."""
+    """Work of a step; None if its FLOPs are not known, so that no MFU is logged."""
     tokens_per_step: int
     """Padding included."""
     chip: Chip | None
@@ -198,9 +198,9 @@ class RunTimes:
         A row has `step_seconds` and `wall_seconds`, and may have `compile_seconds`, `eval_seconds`,
         `checkpoint_seconds`, `profiler_seconds`, and Levanter's `throughput/loading_time` and `throughput/hook_time`
         (all hooks, evaluation and profiler among them), in seconds. Compilation happens inside another part: it is
-        subtracted from the step as far as that exceeds the median step, then from the evaluation; a remainder is not
-        counted. Loading and hooks that ran beside a step dispatched ahead cost nothing: they count only as far as the
-        wall-clock time has room for them.
+        subtracted from the step as far as the step exceeds the median step, then from the evaluation; a remainder is
+        not subtracted. Loading and hooks that ran beside a step dispatched ahead cost nothing: they count only as far
+        as the wall-clock time has room for them.
         """
         for row in rows:
             _refuse_times(row, origin)
@@ -213,7 +213,7 @@ class RunTimes:
         if steady:
             typical = median(steady)
         else:
-            # Of a step that compiled all along, nothing says how long it would have taken otherwise.
+            # If every step compiled something, nothing says how long a step would have taken otherwise.
             left = [row["step_seconds"] - row["compile_seconds"] for row in timed]
             typical = min((one for one in left if one > 0), default=min(row["step_seconds"] for row in timed))
         parts: dict[str, float] = {part: 0.0 for part in WALL_PARTS}
@@ -245,7 +245,7 @@ class RunTimes:
 
     @property
     def step_percentiles(self) -> dict[str, float]:
-        """p10, p50 and p90 of the steady steps, seconds; of all steps' mean where none was steady."""
+        """p10, p50 and p90 of the steady steps, seconds; the mean of all steps if none was steady."""
         durations = self.steady_step_seconds or (self.step_seconds / self.n_steps,)
         if len(durations) == 1:
             return dict.fromkeys(("p10", "p50", "p90"), durations[0])
@@ -256,8 +256,8 @@ class RunTimes:
 def run_report(work: StepWork, times: RunTimes, slice_: Slice | None) -> dict[str, Any]:
     """MFU of a run, over its steps and over its wall-clock time, for a JSON report.
 
-    `mfu_full` and the like are of the median steady step. `step_mfu_full` is of all steps' own time and `wall_mfu_full`
-    of the wall-clock time; `wall_mfu_full_lost` says which part cost how much of their difference.
+    `mfu_full` and the like are for the median steady step, `step_mfu_full` for all steps' own time, `wall_mfu_full` for
+    the wall-clock time; `wall_mfu_full_lost` says which part cost how much of their difference.
     """
     percentiles = times.step_percentiles
     result: dict[str, Any] = {
@@ -298,7 +298,7 @@ TIME_KEYS = (
 
 
 def _refuse_times(row: Mapping[str, Any], origin: str | Path) -> None:
-    """Stop at a duration that cannot be one; null stands for one that was not measured."""
+    """Refuse an impossible duration; null stands for a duration that was not measured."""
     for key in TIME_KEYS:
         value = row.get(key)
         longest = MAX_STEP_SECONDS if key == "step_seconds" else math.inf

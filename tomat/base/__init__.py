@@ -1,1 +1,1 @@
-"""What every room uses and knows no other room: errors, console, files, overrides, storage that does not answer."""
+"""The room that all others use and that uses none of them: errors, console, files, overrides, retries of storage."""

@@ -28,7 +28,7 @@ LOG_LEVEL = "--log_level"
 
 
 def spelt_today(verb: str) -> str:
-    """A verb in its present spelling, with dashes: `demo_data` becomes `demo-data`."""
+    """A verb in its present spelling: `demo_data` becomes `demo-data`, `tokenise` becomes `tokenize`."""
     spelt = verb.replace("_", "-")
     return SPELT_BEFORE.get(spelt, spelt)
 

@@ -36,8 +36,7 @@ def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def unpack_arrays(content: bytes, source: str, what: str, remedy: str) -> dict[str, np.ndarray]:
-    """The arrays that `pack_arrays` wrote. Errors name the `source`, `what` it should be, and the `remedy` for
-    damage."""
+    """The arrays that `pack_arrays` wrote. Errors say `source`, `what` it should be, and the `remedy` for damage."""
     arrays = read_arrays(content, source, what, remedy)
     expected = str(arrays.pop(CHECKSUM_NAME, "nothing"))
     if (found := arrays_checksum(arrays)) != expected:

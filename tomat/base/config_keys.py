@@ -27,7 +27,7 @@ class Meaning:
     free: Free | None = None
     """Why the key may change when a run is resumed; None: it may not."""
     entries: bool | tuple[str, ...] = False
-    """Whether `free` also holds for the entries of a mapping with names by the user; a tuple: for these names alone."""
+    """Whether `free` also holds for the entries of a mapping that the user names; a tuple: only for these names."""
     step: bool = True
     """Whether the key can change the compiled step; False holds for everything below it."""
     host: bool = False

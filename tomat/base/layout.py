@@ -35,8 +35,7 @@ HTML_FILE = "index.html"
 EVALUATION_FILE = "evaluation.json"
 PROFILER_FOLDER = "profiler"
 TRACKING_FOLDER = "tracking"
-"""In a run's bucket: the page of its profile. Its only other copy is in the tracking folder of a machine that is
-deleted."""
+"""In a run's bucket: the page of its profile. The only other copy is on the machine, which is deleted."""
 
 WEIGHTS_FOLDER = "weights"
 """Packed weights that a distillation ends with."""

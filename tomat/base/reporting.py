@@ -131,8 +131,7 @@ def writing(
     path: str | os.PathLike[str], remedy: str = "Make room, change its rights, or name another place."
 ) -> Iterator[None]:
     """A block for everything that writes to the file or folder `path`. A full disk, missing rights or something in the
-    way become a TomatError, a disk that does not answer becomes a `RetryableError`. `remedy` says what to do about
-    it."""
+    way become a TomatError, a disk that does not answer a `RetryableError`. `remedy` says what to do."""
     try:
         yield
     except OSError as error:

@@ -89,8 +89,8 @@ def code_details() -> dict[str, str]:
 
 
 def source_hash() -> str:
-    """SHA-256 of tomat's modules and tables (`.py`, `.json`) and their names. It covers local changes, and needs no
-    checkout."""
+    """SHA-256 of tomat's modules and tables (`.py`, `.json`) and their names, local changes included. It needs no
+    checkout: an installed tomat has one too."""
     import hashlib
 
     total = hashlib.sha256()

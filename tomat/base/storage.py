@@ -75,7 +75,7 @@ def is_passing(error: BaseException) -> bool:
         return error.errno in PASSING_ERRNOS
     if str(error).startswith(PASSING_CODES):
         return True
-    # It is loaded once a gs:// URL was opened through fsspec, and has a rule of its own for what is worth another try.
+    # gcsfs is loaded once a gs:// URL was opened through fsspec, and has its own rule for what is worth another try.
     gcsfs_retry = sys.modules.get("gcsfs.retry")
     return gcsfs_retry is not None and gcsfs_retry.is_retriable(error)
 

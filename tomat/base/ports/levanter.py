@@ -39,7 +39,7 @@ def first_step(trainer: Trainer, step: Any, *arguments: Any) -> Any:
 
 
 def weighted_mean(total: jax.Array | float, weight: jax.Array) -> Metric:
-    """A metric from a sum and its weight, which Levanter folds over microbatches; it takes only values of weight 1."""
+    """A metric from a sum and its weight. Levanter folds both over microbatches, but makes only metrics of weight 1."""
     return Metric(_value=total, _count=weight)
 
 

@@ -63,8 +63,7 @@ class Misfit:
 
 
 def misfit_of(rho: np.ndarray, crystal: Crystal) -> Misfit | None:
-    """What a fitted sum of atoms leaves of a density in any unit; None if the voxels are too coarse or the mean is
-    0."""
+    """What a fitted sum of atoms leaves of a density in any unit; None for coarse voxels or a mean of 0 or less."""
     from scipy.optimize import nnls
 
     mean = float(np.mean(rho, dtype=np.float64))

@@ -44,8 +44,7 @@ _NEIGHBOURS = 8
 _MOST_REDUCTIONS = 200
 """Most rounds of `reduced_basis`. Each round shortens a vector; a skew of 1e15 takes 5."""
 _MOST_DISTANCES = 1_000_000
-"""Up to this many (89 atoms, 60 ms) all distances are computed; importing `scipy.spatial` for the first time takes 1
-s."""
+"""Up to this many (89 atoms, 60 ms) all distances are computed; the first import of `scipy.spatial` takes 1 s."""
 
 
 def checked_cell(

@@ -18,7 +18,7 @@ from tomat.base.errors import TomatError
 from tomat.base.reporting import counted
 
 DEATHS_IN_A_ROW = 3
-"""Most pools in a row that may break before a unit is finished: a worker killed for its memory will be killed again."""
+"""So many pools in a row that finish no unit end the stage: a worker killed for its memory will be killed again."""
 WORKER_MEMORY = "2g"
 """Memory of a worker: the largest Materials Project grid takes less than half (`profiling/tokenize_speed.py`)."""
 WORKER_DISK = "4g"

@@ -1,7 +1,6 @@
 """A folder of densities as the data of a run: read, split by composition, and tokenized with a codec of its own. The
 run's folder keeps all results in `data/`: what each file is, what the data are (`folder.json`, written once all files
-are read), the fitted codec and promolecule, and the shard sets. A preparation that was stopped goes on when restarted.
-"""
+are read), the fitted codec and promolecule, and the shard sets. A stopped preparation goes on when it is restarted."""
 
 import fcntl
 import json

@@ -66,7 +66,7 @@ _IONIZATION_EV: tuple[float, ...] = tuple(
     4.07 5.28 5.38 6.31 5.89 6.19 6.27 6.03 5.97 5.99 6.20 6.28 6.37 6.50 6.58 6.63 4.96
     """.split()
 )
-"""First ionisation energy of Z = 1..103: NIST Atomic Spectra Database, as in pymatgen's periodic table (by a test)."""
+"""First ionisation energy of Z = 1..103: NIST Atomic Spectra Database. A test compares it with pymatgen's table."""
 
 _NOBLE = 2, 10, 18, 36, 54, 86
 """Z at which a period ends."""

@@ -30,7 +30,7 @@ MOST_STRUCTURE_BYTES = 2**24
 """Most decompressed bytes of a structure: 1,600 for each of 10,000 atoms; JSON of pymatgen takes 300, a CIF 100."""
 
 MOST_EXPANSION = 64
-"""Most decompressed over compressed bytes, above `FREE_BYTES`: random digits compress 3 to 4 times, zeros 1,000."""
+"""Most decompressed over compressed bytes, above `FREE_BYTES`: random digits reach 3 to 4, zeros 1,000."""
 
 FREE_BYTES = 2**26
 """Decompressed bytes up to which the ratio is not checked."""

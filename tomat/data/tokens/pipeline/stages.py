@@ -340,7 +340,7 @@ def _open_set(output: str, tries: int, plan_sha256: str) -> tuple[Store, ShardMa
 
 
 def write_unit(output: str, tries: int, plan_sha256: str, unit: WriteUnit) -> int:
-    """Write the chunks of a unit, each with its record; finished chunks again with the same bytes. Returns the rows."""
+    """Write a unit's chunks, each with its record; finished ones again with the same bytes. Returns how many rows."""
     store, plan, codec, array = _open_set(output, tries, plan_sha256)
     written = 0
     with reading(unit.materials, tries) as read, ChunkWriter(store, plan, array) as writer:

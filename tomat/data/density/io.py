@@ -128,7 +128,7 @@ def find_densities(paths: Iterable[str], tries: int = STORAGE_TRIES, accept: Seq
     A folder is searched to any depth, links to folders too, but without hidden files or folders. In a folder a CHG is
     taken only if no CHGCAR lies beside it, and a part of a density (AECCAR0, PARCHG) only with `not_total` in `accept`.
     A file that is given itself is taken whatever its name. A material has the name of its file without suffixes, or of
-    its folder if the file is just called CHGCAR. If two names are equal, the folders above are put before them.
+    its folder if it is just called CHGCAR, CHG or AECCAR0 or 2. Folders above are put before names that are equal.
     """
     found: dict[str, tuple[str, str]] = {}
     ignored: dict[str, str] = {}

@@ -24,8 +24,7 @@ OF_A_CALCULATION = ("CHGCAR", "CHG", "AECCAR0", "AECCAR1", "AECCAR2", "PARCHG")
 """Names that VASP gives: what lies beside is of the same calculation. `mp-1.CHGCAR`, `mp-1.vasp` are in collections."""
 
 LARGEST_VOLUME_CHANGE = 0.2
-"""Largest relative change of volume from a density's cell to the POSCAR or CONTCAR beside it; relaxations stay
-below."""
+"""Largest relative change of volume from a density's cell to a POSCAR or CONTCAR beside it; relaxations stay below."""
 
 _log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from small_promolecule import promolecule, skewed
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.data.density.geometry import BOHR_A
+from tomat.data.density.io import open_density
 from tomat.predict.inference.folder import LINES_FILE, Settings, predict_structures
 from tomat.predict.inference.interface import GridChoice
 from tomat.predict.inference.structures import find_structures
@@ -186,14 +187,23 @@ def test_a_killed_folder_is_finished_by_the_same_command(tmp_path, promolecule_f
     assert before.items() <= after.items() and len(after) == 8 and len({len(each) for each in after.values()}) == 1
 
 
-def test_a_folder_is_not_replaced_by_a_file(tmp_path):
-    kept = tmp_path / "MY_CHGCARS" / "mp-1" / "CHGCAR"
+@pytest.mark.parametrize("name", ["MY_CHGCARS", "MY_CHGCARS.zarr"])
+def test_a_folder_of_other_files_is_not_replaced(name, tmp_path):
+    kept = tmp_path / name / "mp-1" / "CHGCAR"
     kept.parent.mkdir(parents=True)
     kept.write_text("weeks of DFT")
     density = PREDICTOR.predict(skewed(), (6, 7, 8), **HOW)
     with pytest.raises(TomatError, match="is a folder"):
-        density.write(tmp_path / "MY_CHGCARS")
+        density.write(tmp_path / name)
     assert kept.read_text() == "weeks of DFT"
+
+
+def test_an_empty_folder_and_a_store_are_replaced_by_a_store(tmp_path):
+    place = tmp_path / "NaF.zarr"
+    place.mkdir()
+    for shape in ((6, 7, 8), (6, 7, 9)):
+        PREDICTOR.predict(skewed(), shape, **HOW).write(place)
+        assert open_density(place).grid_shape == shape
 
 
 def test_what_is_read_is_not_written_over(tmp_path):

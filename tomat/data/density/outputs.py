@@ -57,6 +57,10 @@ def form_of(path: str | os.PathLike[str]) -> str:
     )
 
 
+ZARR_MARKS = frozenset(("zarr.json", ".zgroup"))
+"""What a folder has that is a Zarr group, of format 3 and 2."""
+
+
 class OutputError(TomatError):
     """The place cannot be written, whatever the structure, so the next structure would fail too."""
 
@@ -115,13 +119,16 @@ def write_density(
 
 
 def check_replaceable(target: Path, form: str) -> None:
-    """Refuse to replace a folder that holds anything but such an output. A Zarr store may replace any folder."""
-    if form == "zarr" or not target.is_dir():
+    """Refuse to replace a folder that holds anything but such an output."""
+    if not target.is_dir():
         return
-    others = sorted({each.name for each in target.iterdir()} - ({CHARGE_DENSITY} if form == "qe" else set()))
+    held = {each.name for each in target.iterdir()}
+    if form == "zarr" and (not held or held & ZARR_MARKS):
+        return
+    others = sorted(held - ({CHARGE_DENSITY} if form == "qe" else set()))
     if others or form != "qe":
-        held = f" with {', '.join(others[:3])}" if others else ""
-        raise TomatError(f"{target} is a folder{held}, which {form} would replace; expected another place.")
+        with_others = f" with {', '.join(others[:3])}" if others else ""
+        raise TomatError(f"{target} is a folder{with_others}, which {form} would replace; expected another place.")
 
 
 def write_spread(grid: DensityGrid, path: Path) -> None:

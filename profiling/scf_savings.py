@@ -75,6 +75,7 @@ class Cell:
             pseudopotentials={symbol: gth_text(symbol, valence) for symbol, valence in valences.items()},
             functional=FUNCTIONAL.upper(),
             conv_thr_ry=CONV_THR_RY,
+            degauss_ry=RY_PER_HARTREE * recipe["smearing_hartree"],
             symmetry=recipe["engine"] == "pw.x",
         )
 

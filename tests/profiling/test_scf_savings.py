@@ -107,6 +107,15 @@ def test_a_cell_that_the_run_was_trained_on_is_refused():
         chosen_cells(["NaCl"], data)
 
 
+def test_a_cell_is_computed_with_the_occupations_of_its_reference():
+    data = DataConfig(source="embedded")
+    metal, insulator = (
+        each.calculation() for each in chosen_cells(["InAs-zinc-blende-ideal", "MgO-rock-salt-ideal"], data)
+    )
+    assert "occupations='smearing', degauss=0.004000" in metal.input_text(from_file=False)
+    assert "occupations" not in insulator.input_text(from_file=False)
+
+
 def test_a_cell_whose_own_start_fails_is_a_row_with_the_reason(tmp_path):
     predictor = SimpleNamespace(valences={13: 3.0, 15: 5.0})  # of nothing else is asked before a run has converged
     program = tmp_path / "pw"

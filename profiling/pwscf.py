@@ -32,6 +32,8 @@ START = "start.dat"
 RECORD = "result.json"
 ENDS_EARLY = "the output ends early"
 """Reason of a run that was killed. This says nothing about the calculation, so it is run again."""
+ENDED_AFTER = "ended after"
+"""Begins the reason of a run that reached its time limit. It is run again with a larger limit."""
 THREADS = 1
 """Threads of each run; cells have few atoms."""
 DIAGO_THR_INIT = 1e-5
@@ -206,7 +208,7 @@ class PwX:
             TomatError: pw.x does not read the density that it is given.
         """
         target = self.folder(calculation, name, start, turn)
-        if (target / RECORD).exists() and (kept := _kept(target)).said.reason != ENDS_EARLY:
+        if (target / RECORD).exists() and not self._may_say_more(kept := _kept(target)):
             return kept
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".running-") as place:
@@ -234,6 +236,11 @@ class PwX:
             os.replace(folder, target)
         return _kept(target)
 
+    def _may_say_more(self, kept: KeptRun) -> bool:
+        """Whether a run was killed, or ended sooner than one would be now."""
+        ended = re.search(rf"{ENDED_AFTER} (\S+) s$", kept.said.reason)
+        return kept.said.reason == ENDS_EARLY or (ended is not None and float(ended[1]) < self.limit_seconds)
+
     def _call(self, folder: Path) -> str:
         """Standard output of one run. If it passed the time limit, a message about that is added."""
         # The last two variables are needed because Open MPI otherwise refuses to start as root.
@@ -249,7 +256,7 @@ class PwX:
             )  # fmt: skip
         except subprocess.TimeoutExpired as late:
             said = (late.stdout or b"").decode(errors="replace")
-            return f"{said}\nError in routine tomat (1):\nended after {self.limit_seconds:g} s\n"
+            return f"{said}\nError in routine tomat (1):\n{ENDED_AFTER} {self.limit_seconds:g} s\n"
         return done.stdout.decode(errors="replace")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from embedded_set_gth import gth_text
-from pwscf import PwCalculation, parse_output
+from pwscf import PwCalculation, PwX, parse_output
 
 from tomat.data.density.crystal import Crystal
 
@@ -63,6 +63,23 @@ def test_the_input_says_all_that_decides_the_result(calculation):
     assert "conv_thr=1.000e-08" in lines[2] and lines[4] == "Na 1.0 Na.gth" and lines[-1] == "2 2 1 1 0 0"
     own, given = (calculation.input_text(from_file=each) for each in (False, True))
     assert own == given.replace("startingpot='file'", "startingpot='atomic'") != given
+
+
+def test_a_run_that_was_ended_for_its_time_is_run_again_with_more_of_it(calculation, tmp_path):
+    """And with no more it is not."""
+    program, quick = tmp_path / "pw", tmp_path / "quick"
+    program.write_text(f"#!/bin/sh\ntest -e {quick} || exec sleep 60\ncat <<END{CONVERGED}END\n")
+    program.chmod(0o755)
+
+    def run(limit_seconds: float):
+        return PwX(tmp_path / "work", str(program), limit_seconds).run(calculation, "own", None).said
+
+    assert run(0.5).reason == "tomat: ended after 0.5 s"
+    quick.touch()
+    assert run(0.5).iterations is None
+    assert run(60).iterations == 3
+    quick.unlink()
+    assert run(90).iterations == 3
 
 
 @pytest.mark.skipif(shutil.which("pw.x") is None, reason="no pw.x (Debian's quantum-espresso)")

@@ -132,7 +132,9 @@ def build_demo_data(
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
     chosen = list(cell_recipes() if recipes is None else recipes)
-    cells, discarded, checked = _state(root, chosen)
+    # What the index has of cells that are not asked for stays in it.
+    known = [*{recipe.material_id: recipe for recipe in (*cell_recipes(), *chosen)}.values()]
+    cells, discarded, checked = _state(root, known)
     todo = [recipe for recipe in chosen if recipe.material_id not in cells | discarded]
     checks = [
         check
@@ -143,7 +145,7 @@ def build_demo_data(
         require_eminus()
 
     def save() -> dict[str, Any]:
-        index = _index(chosen, cells, discarded, checked)
+        index = _index(known, cells, discarded, checked)
         write_json(root / INDEX_NAME, index)
         return index
 

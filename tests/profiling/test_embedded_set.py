@@ -41,6 +41,9 @@ def test_build_resume_and_change(tmp_path, monkeypatch, capsys):
     assert said == both
     assert [cell["material_id"] for cell in both["cells"]] == ["H2-a", "H2-b"]
 
+    # What is asked for alone leaves the rest of the index as it is.
+    assert reported(tmp_path, "--out", tmp_path, "--only", "H2-a", parser=build_parser()) == both
+
     # Nothing is left to do, so not even a process starts; a changed recipe is no longer what was stored.
     again = build_demo_data(tmp_path, recipes=[first, second], convergence=False, processes=1)
     assert json.loads(dump_json(again)) == both

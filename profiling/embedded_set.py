@@ -22,6 +22,7 @@ from embedded_set_cells import CellRecipe
 from embedded_set_dft import Calculation, calculate
 from embedded_set_gth import require_eminus
 from embedded_set_recipes import cell_recipes
+from pwscf import ENDS_EARLY
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, positive_int, report_file
@@ -171,7 +172,7 @@ def build_demo_data(
                 bar.advance(task)
             for future in as_completed(check_jobs):
                 check, calculation = check_jobs[future], future.result()
-                if check.recipe.material_id in cells:
+                if check.recipe.material_id in cells and calculation.reason != ENDS_EARLY:
                     entry = cells[check.recipe.material_id]
                     checked[_key(check.entry())] = _compare(root, entry, check, calculation)
                     save()
@@ -290,7 +291,7 @@ def _state(
         {
             entry["recipe"]["material_id"]: entry
             for entry in index[key]
-            if wanted.get(entry["recipe"]["material_id"]) == entry["recipe"]
+            if wanted.get(entry["recipe"]["material_id"]) == entry["recipe"] and entry.get("reason") != ENDS_EARLY
         }
         for key in ("cells", "discarded")
     )

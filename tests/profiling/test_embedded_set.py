@@ -1,10 +1,11 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import embedded_set
 import pytest
-from embedded_set import build_demo_data, build_parser
+from embedded_set import INDEX_FORMAT, build_demo_data, build_parser
 from embedded_set_cells import CellRecipe, Distortion
+from pwscf import ENDS_EARLY
 from reported import reported
 
 from tomat.base.reporting import dump_json
@@ -51,3 +52,18 @@ def test_build_resume_and_change(tmp_path, monkeypatch, capsys):
     changed = build_demo_data(tmp_path, recipes=recipes, convergence=False, processes=1)
     assert changed["cells"][0]["calculation"]["e_cut_hartree"] == 5.0
     assert read_stored(tmp_path, changed["cells"][0]).grid_shape < grid.grid_shape
+
+
+def test_a_cell_whose_calculation_was_killed_is_computed_again(tmp_path, monkeypatch):
+    """And one that has failed by itself is not."""
+    killed, failed = hydrogen("H2-a", 3.0), hydrogen("H2-b", 3.2)
+    monkeypatch.setattr(embedded_set, "cell_recipes", lambda: [killed, failed])
+    discarded = [
+        {"recipe": asdict(recipe), "calculation": {}, "reason": reason}
+        for recipe, reason in ((killed, ENDS_EARLY), (failed, "convergence NOT achieved after 100 iterations"))
+    ]
+    index = {"format_version": INDEX_FORMAT, "cells": [], "discarded": discarded, "convergence": []}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    found = build_demo_data(tmp_path, convergence=False, processes=1)
+    assert [cell["material_id"] for cell in found["cells"]] == ["H2-a"]
+    assert [entry["recipe"]["material_id"] for entry in found["discarded"]] == ["H2-b"]

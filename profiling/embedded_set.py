@@ -150,11 +150,10 @@ def build_demo_data(
         write_json(root / INDEX_NAME, index)
         return index
 
-    # A spawned process starts without this one's threads and BLAS state. One BLAS thread for each process keeps them
-    # from competing for cores; the libraries read the variable when a calculation imports them.
-    pool = ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), initializer=os.putenv, initargs=("OMP_NUM_THREADS", "1")
-    )
+    # A spawned process starts without this one's threads and BLAS state. One BLAS thread each keeps them from fighting
+    # for cores. NumPy reads the variable as it is imported, before a process could set it for itself.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
     with progress() as bar, pool:
         task = bar.add_task("densities", total=len(todo) + len(checks))
         try:

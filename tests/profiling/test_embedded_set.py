@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import asdict, replace
 
 import embedded_set
@@ -8,6 +9,7 @@ from embedded_set_cells import CellRecipe, Distortion
 from pwscf import ENDS_EARLY
 from reported import reported
 
+from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
 from tomat.data.density.demo.embedded import read_stored
 
@@ -67,3 +69,13 @@ def test_a_cell_whose_calculation_was_killed_is_computed_again(tmp_path, monkeyp
     found = build_demo_data(tmp_path, convergence=False, processes=1)
     assert [cell["material_id"] for cell in found["cells"]] == ["H2-a"]
     assert [entry["recipe"]["material_id"] for entry in found["discarded"]] == ["H2-b"]
+
+
+def test_processes_begin_with_one_thread_each(tmp_path, monkeypatch):
+    def pool(*_):
+        raise TomatError(f"{os.environ.get('OMP_NUM_THREADS')} threads")
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(embedded_set, "ProcessPoolExecutor", pool)
+    with pytest.raises(TomatError, match="^1 threads"):
+        build_demo_data(tmp_path, recipes=[hydrogen("H2-a", 3.0)], convergence=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -57,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"measuring {folder}", highlight=False)
         measure(folder)
         models.append(small_model(folder))
+        if models[-1].materials != models[0].materials:
+            found = f"{models[-1].materials} materials, that of {args.run_dir} of {models[0].materials}"
+            raise TomatError(f"the evaluation of {folder} is of {found}; expected the same ones. {_how(folder)}")
     show(models_table(models))
     if args.page is not None:
         write_small_models_page(models, args.page, args.about)
@@ -229,9 +233,9 @@ def _measured(folder: Path) -> tuple[float, float, float, int]:
         figures = mapping(holder.get("over_materials")).get(name)
         return typed(figures, _Spread, f"{name} of {path}", remedy)["median"]
 
-    seconds = sorted(each["seconds"] for each in typed(cells, _Cells, f"free_running of {path}", remedy)["materials"])
+    seconds = [each["seconds"] for each in typed(cells, _Cells, f"free_running of {path}", remedy)["materials"]]
     teacher_forced = median(report, "teacher_forced_nmae_median")
-    return teacher_forced, median(cells, "free_running_nmae"), seconds[len(seconds) // 2], len(seconds)
+    return teacher_forced, median(cells, "free_running_nmae"), statistics.median(seconds), len(seconds)
 
 
 def _how(folder: Path) -> str:

@@ -1,6 +1,7 @@
 """The page of small models: what was measured stands beside what it is compared with."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 import yaml
 from fitted_codec import fitted_codec
-from small_models import keep_named, small_model, write_small_models_page
+from small_models import build_parser, keep_named, small_model, write_small_models_page
 from tiny_run import DEMO, tiny_run
 
+from tomat.app.cli import main
 from tomat.app.weights_verbs import PARTS
 from tomat.base.errors import TomatError
 from tomat.data.codec.files import write_codec
@@ -74,3 +76,20 @@ def test_what_was_not_measured_is_said(tmp_path):
         small_model(tmp_path)
     with pytest.raises(TomatError, match="is missing: `tomat eval --run"):
         small_model(tmp_path / "nothing")
+
+
+def test_the_median_of_an_even_number_of_cells_lies_between_two(folders, tmp_path):
+    folder = shutil.copytree(folders["three"], tmp_path / "three")
+    report = json.loads((folder / "evaluation.json").read_text())
+    report["free_running"]["materials"].pop()
+    (folder / "evaluation.json").write_text(json.dumps(report))
+    assert small_model(folder).seconds_per_cell == 1.5
+
+
+def test_errors_over_other_materials_are_no_comparison(folders, tmp_path, capsys):
+    folder = shutil.copytree(folders["three"], tmp_path / "three")
+    report = json.loads((folder / "evaluation.json").read_text())
+    report["free_running"]["materials"].pop()
+    (folder / "evaluation.json").write_text(json.dumps(report))
+    assert main(["--run", str(folders["whole"]), "--folders", str(folder)], build_parser()) == 2
+    assert f"three is of 2 materials, that of {folders['whole']} of 3; expected the same" in capsys.readouterr().err

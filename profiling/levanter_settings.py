@@ -27,6 +27,7 @@ from levanter.trainer import TrainerConfig
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, report_file
+from tomat.base.errors import TomatError
 from tomat.base.reporting import console, write_report
 from tomat.model.devices import ignore_absent_tpu
 from tomat.train.settings import adafactor as adafactor  # registers its name among Levanter's optimizers
@@ -199,6 +200,10 @@ def build_parser() -> Parser:
 def run(args: argparse.Namespace) -> int:
     """Print the settings without effect, and the differences from the table. Returns 1 if there are differences."""
     ignore_absent_tpu()
+    every = {kind for registry, _ in ASKED.values() for kind in registry.get_known_choices()}
+    kinds = sorted(every - set(OPTIMIZERS_THAT_CANNOT_RUN))
+    if unknown := sorted(set(args.kinds) - set(kinds)):
+        raise TomatError(f"--kinds names {unknown[0]}; expected some of {', '.join(kinds)}.")
     unread: dict[str, list[str]] = {}
     wrong: list[str] = []
     for section, (registry, ask) in ASKED.items():

@@ -231,7 +231,7 @@ def _checked(ids: np.ndarray, layout: SequenceLayout, n_density_tokens: int, nam
     size = Vocabulary(n_density_tokens).size
     good = 2 <= len(ids) <= layout.context and 0 <= ids.min() <= ids.max() < size
     used = ids[ids != v.PAD] if good else ids
-    if not good or used[0] != v.BOS or used[-1] != v.EOS:
+    if not good or not used.size or used[0] != v.BOS or used[-1] != v.EOS:
         raise TomatError(
             f"A sequence of {name} has {len(ids)} tokens with ids from {ids.min() if len(ids) else '-'} to "
             f"{ids.max() if len(ids) else '-'}; expected BOS to EOS in at most {layout.context} tokens, ids below "

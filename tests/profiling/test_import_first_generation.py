@@ -82,6 +82,7 @@ def test_two_token_codec_is_in_the_metadata(tmp_path):
         ("path", "'../evil'; expected a name"),
         ({"task_id": [None, "mp-1"]}, "shard-00000.parquet"),
         ({"input_ids": [[-1], [2**40]]}, "expected BOS to EOS"),
+        ({"input_ids": [[PAD, PAD], [PAD, PAD]]}, "expected BOS to EOS"),
     ],
 )
 def test_what_cannot_be_imported(tmp_path, product_codec, change, message):

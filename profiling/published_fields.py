@@ -5,22 +5,25 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
+from published_fields_train import SETTINGS
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, count, existing_file, positive_float, positive_int, report_file
+from tomat.base.documents import content_checksum, parse_checked, read_bytes, read_json
 from tomat.base.errors import TomatError
+from tomat.base.records import Amount, typed
 from tomat.base.report.formats import number, share
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import VERDICT, Column, Report, Section, Table, columns
 from tomat.base.report.terminal import show
-from tomat.base.reporting import console, replacing, write_report, write_text
+from tomat.base.reporting import console, replacing, to_jsonable, write_json, write_report, write_text
 from tomat.data.density.crystal import Crystal
-from tomat.data.density.demo.embedded import demo_materials, load_stored
+from tomat.data.density.demo.embedded import demo_index, demo_materials, load_stored
 from tomat.data.density.promolecule import Promolecule
 from tomat.data.tokens.demo import fit_demo_promolecule
 from tomat.predict.evaluation.metrics import nmae
@@ -69,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     """Write the cells, train the missing networks, score, print, and write the requested outputs."""
     commits = {network: commit_of(getattr(args, network)) for network in NETWORKS}
     groups = tuple(load_config("demo").data.groups)
+    settings = {"commits": commits, "threads": args.threads, "seed": args.seed, "groups": groups}
+    keep_settings(args.output, {**settings, "embedded": content_checksum(demo_index()), "networks": SETTINGS})
     cells = args.output / "cells.npz"
     if not cells.exists():
         train, curve = demo_materials("train", groups), demo_materials("train", (CURVE_GROUP,))
@@ -90,11 +95,9 @@ def run(args: argparse.Namespace) -> int:
         if subprocess.run([str(args.python), str(trainer), str(file)]).returncode:
             raise TomatError(f"{model} stopped, as is said above; the same command goes on from its last checkpoint.")
     report = collect(args.output, at)
-    report["settings"] = {"commits": commits, "threads": args.threads, "seed": args.seed, "groups": groups}
+    report["settings"] = settings
     if args.demo is not None:
-        found = json.loads(args.demo.read_bytes())["free_running"]["materials"]
-        report["demo"] = over({each["material_id"]: each["free_running_nmae"] for each in found})
-        report["demo"]["cpu_seconds"] = args.cpu_seconds
+        report["demo"] = {**of_the_demo(args.demo, report["sum_of_atoms"]["cells"]), "cpu_seconds": args.cpu_seconds}
     show(results_table(report))
     if args.page is not None:
         write_page(report, args.page, args.about)
@@ -109,6 +112,41 @@ def commit_of(checkout: Path) -> str:
     if found.returncode:
         raise TomatError(f"{checkout} is no checkout of git; clone the repository that `--help` names.")
     return found.stdout.strip()
+
+
+def keep_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Note what decides the trainings of a folder.
+
+    Raises:
+        TomatError: Those that are there had other settings, which no page can say of both.
+    """
+    place, given, how = folder / "settings.json", to_jsonable(settings), "Name another --output."
+    before = read_json(place, how) if place.exists() else given
+    if differ := [name for name in given if not isinstance(before, dict) or before.get(name) != given[name]]:
+        raise TomatError(
+            f"the trainings in {folder} had other {' and '.join(differ)} than are asked for ({place}). {how}"
+        )
+    write_json(place, given)
+
+
+class _Material(TypedDict):
+    material_id: str
+    free_running_nmae: Amount
+
+
+class _Evaluation(TypedDict):
+    materials: list[_Material]
+
+
+def of_the_demo(evaluation: Path, cells: Collection[str]) -> dict[str, Any]:
+    """The demo's errors, on the same cells, of its `evaluation.json`."""
+    how = "Give the evaluation.json of a run of the demo."
+    report, _ = parse_checked(read_bytes(evaluation), str(evaluation), "an evaluation", how)
+    found = typed(report.get("free_running"), _Evaluation, f"free_running of {evaluation}", how)["materials"]
+    by_cell = {each["material_id"]: each["free_running_nmae"] for each in found}
+    if by_cell.keys() != set(cells):
+        raise TomatError(f"{evaluation} is of other cells than the {len(cells)} that are held out. {how}")
+    return over(by_cell)
 
 
 def write_cells(path: Path, promolecule: Promolecule, parts: Mapping[str, Sequence[str]]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from published_fields import build_parser, collect, curve_rows, score, write_cells, write_page
 
 from tomat.app.cli import main
+from tomat.base.errors import TomatError
 from tomat.data.density.crystal import Crystal
 from tomat.data.density.demo.embedded import load_stored
 from tomat.data.density.promolecule import Promolecule
@@ -111,3 +112,30 @@ def test_a_training_that_fails_and_a_folder_that_is_no_checkout_are_one_line(wor
     shutil.rmtree(tmp_path / ".git")
     assert main([*words, "--models", "charge3net-density"], build_parser()) == 2
     assert "is no checkout of git" in capsys.readouterr().err
+
+
+def test_trainings_of_other_settings_are_not_shown_as_of_these(words, tmp_path, capsys):
+    asked = [*words, "--models", "deepdft-promolecule"]
+    assert main(asked, build_parser()) == 0
+    assert main([*asked, "--seed", "1", "--threads", "2"], build_parser()) == 2
+    assert "had other threads and seed than are asked for" in capsys.readouterr().err
+    commit = ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "n", "--allow-empty"]
+    subprocess.run(["git", "-C", str(tmp_path), *commit], check=True)
+    assert main(asked, build_parser()) == 2
+    assert "had other commits than" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "free_running of .* is damaged"),
+        (
+            '{"free_running": {"materials": [{"material_id": "MgO", "free_running_nmae": 0.1}]}}',
+            "is of other cells than",
+        ),
+    ],
+)
+def test_an_evaluation_that_is_no_match_of_the_cells_is_refused(tmp_path, content, message):
+    (tmp_path / "evaluation.json").write_text(content)
+    with pytest.raises(TomatError, match=message):
+        published_fields.of_the_demo(tmp_path / "evaluation.json", CELLS["held_out"])

@@ -182,6 +182,7 @@ def soak(
     unbroken = Unbroken(**state["unbroken"])
     config_path = folder / "soak.yaml"
     compared = state["compared"]
+    _check_costs(state["starts"])
     with progress() as bar:
         task = bar.add_task("kills", total=kills, completed=hits(state))
         while hits(state) < kills or state["in_round"]:
@@ -195,14 +196,10 @@ def soak(
             start = start_and_kill(place, config_path, aim, settings, unbroken, rng)
             state["starts"].append(asdict(start))
             state["in_round"] = start.status != 0
-            if start.steps_again is not None and start.steps_again > start.steps_allowed:
-                raise TomatError(
-                    f"a kill cost {start.steps_again} steps, and at most {start.steps_allowed} were allowed: "
-                    f"{state['starts'][-2:]}."
-                )
             if start.status == 0:
                 compared.append(compare_runs(place / RUN_NAME, folder / "unbroken" / RUN_NAME))
             save()
+            _check_costs(state["starts"])
             bar.update(task, completed=min(hits(state), kills))
     return _report(state)
 
@@ -221,6 +218,16 @@ def _read_state(path: Path, seed: int, settings: dict[str, Any]) -> dict[str, An
             f"{path} belongs to another soak (seed {state['seed']}, {state['settings']}); name a new folder."
         )
     return state
+
+
+def _check_costs(starts: Sequence[dict[str, Any]]) -> None:
+    """Refuse a kill that cost too much, one of an earlier command too."""
+    for number, start in enumerate(starts):
+        if start["steps_again"] is not None and start["steps_again"] > start["steps_allowed"]:
+            raise TomatError(
+                f"a kill cost {start['steps_again']} steps, and at most {start['steps_allowed']} were allowed: "
+                f"{starts[max(0, number - 1) : number + 1]}."
+            )
 
 
 def _aim(run: Path, number: int, settings: SoakSettings, aims: Sequence[str]) -> str:

@@ -3,9 +3,10 @@
 import shutil
 from pathlib import Path
 
+import preemption_soak
 import pytest
 import tensorstore as ts
-from preemption_soak import build_parser, compare_runs
+from preemption_soak import SoakSettings, Start, Unbroken, build_parser, compare_runs, soak
 
 from tomat.app.cli import main
 from tomat.base.errors import TomatError
@@ -43,3 +44,16 @@ def test_any_difference_is_seen(tmp_path):
 
 def test_a_soak_without_kills_is_refused(capsys):
     assert main(["--kills", "0"], build_parser()) == 2
+
+
+def test_a_kill_that_cost_too_much_is_not_forgotten_by_the_next_command(tmp_path, monkeypatch):
+    def start(again: int, status: int) -> Start:
+        return Start("sigkill", ("steps",) if status else (), status, again, 5, None)
+
+    starts = iter([start(9, -9), start(0, 0)])
+    monkeypatch.setattr(preemption_soak, "run_unbroken", lambda *_: Unbroken(1.0, (), 0.1, 0.1))
+    monkeypatch.setattr(preemption_soak, "start_and_kill", lambda *_: next(starts))
+    monkeypatch.setattr(preemption_soak, "compare_runs", lambda *_: {"arrays": 1, "bytes": 1, "log_lines": 1})
+    for _ in range(2):
+        with pytest.raises(TomatError, match="a kill cost 9 steps, and at most 5 were allowed"):
+            soak(tmp_path, 1, 0, SoakSettings())

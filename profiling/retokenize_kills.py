@@ -55,6 +55,12 @@ def retokenize_command(output: Path) -> list[str]:
     return tomat_command("retokenize", *ARGUMENTS, "--output", str(output), "--workers", "2")
 
 
+def workers_of(driver: psutil.Process) -> list[psutil.Process]:
+    """The processes of its pool, without the one that keeps account of Python's semaphores, which nothing waits for."""
+    described = ((each, each.as_dict(["cmdline"])["cmdline"]) for each in driver.children())
+    return [each for each, words in described if "--multiprocessing-fork" in (words or ())]
+
+
 def run_with_kills(command: list[str], rng: random.Random, horizon_seconds: float, kills: int) -> Counter[str]:
     """Run a command repeatedly until it ends by itself, and kill its driver or one of its workers in the meantime.
 
@@ -79,7 +85,7 @@ def run_with_kills(command: list[str], rng: random.Random, horizon_seconds: floa
                     hits["ended before the kill"] += 1
                 except subprocess.TimeoutExpired:
                     driver = psutil.Process(process.pid)
-                    workers = driver.children()
+                    workers = workers_of(driver)
                     if workers and rng.random() < 0.5:
                         rng.choice(workers).kill()
                         hits["worker"] += 1

@@ -102,7 +102,7 @@ class Reader:
         levanter = self._levanter_shuffled(ListAsyncDataset(cast(list[int], range(rows))))
         calls = [
             np.arange(start, start + batch_rows)
-            for start in range(0, min(rows, INDEX_POSITIONS) - batch_rows + 1, batch_rows)
+            for start in range(0, max(min(rows, INDEX_POSITIONS) - batch_rows, 0) + 1, batch_rows)
         ]
 
         async def ask() -> None:

@@ -13,6 +13,7 @@ import re
 import sys
 from pathlib import Path
 
+from tomat.base.arguments import existing_file
 from tomat.train.settings.config import load_config
 
 IMPORTED = (
@@ -47,7 +48,7 @@ def needed(there: set[str]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Print the packages that a training step needs beside JAX.")
-    parser.add_argument("--there", type=Path, metavar="FILE", help="packages that the other machine has")
+    parser.add_argument("--there", type=existing_file, metavar="FILE", help="packages that the other machine has")
     args = parser.parse_args()
     lines = args.there.read_text(encoding="utf-8").splitlines() if args.there else []
     there = {canonical(line.split("==")[0]) for line in lines if line.strip()}

@@ -5,14 +5,13 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import psutil
-from tokenize_speed import show_figures
+from tokenize_speed import scratch, show_figures
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, count, positive_int, report_file
@@ -38,8 +37,8 @@ def build_parser() -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     """Kill runs, compare their results, print and write the figures."""
-    with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        figures = kill_test(Path(name), args.kill_runs, args.seed)
+    with scratch(args.folder) as folder:
+        figures = kill_test(folder, args.kill_runs, args.seed)
     show_figures(figures)
     write_report(args.json, figures)
     return 0
@@ -103,10 +102,11 @@ def kill_test(folder: Path, runs: int, seed: int) -> dict[str, Any]:
     """Kill runs at random moments, and compare their final files with those of an unbroken run.
 
     Raises:
-        TomatError: if a run ends with other bytes.
+        TomatError: if a run ends with other bytes, or the unbroken one fails.
     """
     began = time.monotonic()
-    subprocess.run(retokenize_command(folder / "unbroken"), check=True, stdout=subprocess.DEVNULL)
+    if status := subprocess.run(retokenize_command(folder / "unbroken"), stdout=subprocess.DEVNULL).returncode:
+        raise TomatError(f"the unbroken run failed with status {status}, as is said above.")
     horizon = time.monotonic() - began
     expected = set_files(folder / "unbroken")
     rng = random.Random(seed)

@@ -4,7 +4,6 @@ import argparse
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenize_speed import show_figures, start_set, write_grids
+from tokenize_speed import scratch, show_figures, start_set, write_grids
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, positive_int, report_file
@@ -57,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     if cores < 2:
         raise TomatError("this process may use one core; two workers are compared with one on two.")
     figures: dict[str, Any] = {"cpus": cores, "load_average_1min": os.getloadavg()[0]}
-    with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        config, unit = write_grids(Path(name), args.materials)
+    with scratch(args.folder) as folder:
+        config, unit = write_grids(folder, args.materials)
         job = ShardJob.of(config)
         survey_unit(job, unit)
         _, units, write_chunks = start_set(job, unit)

@@ -9,7 +9,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -21,9 +22,10 @@ from own_process import in_own_process
 
 from tomat.app.cli import main
 from tomat.base.arguments import Parser, add_flag, count, report_file
+from tomat.base.errors import TomatError
 from tomat.base.memory import peak_memory_bytes
 from tomat.base.report.terminal import show
-from tomat.base.reporting import write_report
+from tomat.base.reporting import write_report, writing
 from tomat.base.storage import Store
 from tomat.data.codec.base import DensityCodec
 from tomat.data.codec.histogram import DensityHistogram
@@ -81,8 +83,9 @@ def build_parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        folder = Path(name)
+    if not (args.materials or args.largest):
+        raise TomatError("--materials is 0 and --largest is not given, which measures nothing; give one of them.")
+    with scratch(args.folder) as folder:
         figures: dict[str, Any] = {"cpus": len(os.sched_getaffinity(0)), "load_average_1min": os.getloadavg()[0]}
         if args.materials:
             figures |= measure_speed(folder, args.materials)
@@ -96,6 +99,16 @@ def run(args: argparse.Namespace) -> int:
     show_figures(figures)
     write_report(args.json, figures)
     return 0
+
+
+@contextmanager
+def scratch(folder: Path | None) -> Iterator[Path]:
+    """A temporary folder in this one, which is made where it is missing; None: in the system's."""
+    if folder is not None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        yield Path(name)
 
 
 def show_figures(figures: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Layers of configuration: defaults, preset, YAML, overrides; and what is refused."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from levanter.optim.config import LionConfig
 
 from tomat.base.errors import TomatError
 from tomat.model.checkpoint_policies import NAMED_POLICIES
+from tomat.model.decoder import parameter_count
 from tomat.train.settings.config import config_from_dict, config_hash, load_config, parse_overrides, recorded_config
 from tomat.train.settings.meanings import changed_keys
 
@@ -69,6 +71,18 @@ def test_shipped_configs_load_and_survive_a_round_trip(path):
     assert config_hash(again) == config_hash(config)
     assert config.purpose
     assert config.run_name == path.stem
+
+
+def test_what_recipes_say_of_their_memory_follows_from_their_parameters():
+    told = 0
+    for path in CONFIGS.glob("train/*.yaml"):
+        for size, alone in re.findall(r"([\d.]+) GB( of parameters alone)?", path.read_text(encoding="utf-8")):
+            config = load_config(path)
+            parameters = parameter_count(config.model_config(), config.data.model_vocabulary)
+            # In float32, with both of Adam's moments or without.
+            assert float(size) == pytest.approx(parameters * (4 if alone else 12) / 1e9, rel=0.05), path
+            told += 1
+    assert told >= 6
 
 
 REFUSED = [

@@ -22,7 +22,7 @@ from tomat.base.reporting import console, write_report
 from tomat.perf.profile.hlo_files import XPLANE_SUFFIX
 from tomat.perf.profile.load import profile_place
 from tomat.perf.profile.timeline import attribute
-from tomat.perf.profile.trace import load_trace
+from tomat.perf.profile.trace import load_trace, natural_order
 from tomat.perf.profile.trace_data import Trace
 
 VERSION = "2.24.2"
@@ -74,6 +74,11 @@ def check_against_xprof(path: Path) -> dict[str, float]:
     files = [path] if path.is_file() else sorted(path.rglob(f"*{XPLANE_SUFFIX}"))
     if not files:
         raise TomatError(f"{path}: no *{XPLANE_SUFFIX} file; xprof reads nothing else.")
+    # Of several sessions the newest, as tomat reads it.
+    newest = max(
+        (file.parent for file in files), key=lambda place: (natural_order(place.name), natural_order(str(place)))
+    )
+    files = [file for file in files if file.parent == newest]
     theirs = _xprof_ops(files)
     if not theirs:
         raise TomatError(f"{path}: xprof finds no device operations in it. Its tables need a TPU or GPU plane.")

@@ -19,6 +19,9 @@ def test_self_times_are_xprofs(tmp_path, capsys):
     session.mkdir(parents=True)
     trace = build_xspace(program, "TPU v6 Lite", lambda one: 1e-6 + 1e-9 * len(one.name), 3, serialise_program(program))
     (session / "host0.xplane.pb").write_bytes(trace)
+    older = tmp_path / "plugins" / "profile" / "r"  # of several sessions both read the newest
+    older.mkdir()
+    (older / "host1.xplane.pb").write_bytes(trace)
     check = reported(tmp_path, "--profile", tmp_path, parser=build_parser())
     assert check["n_operations"] > 400 and check["occurrences_differ"] == 0
     # xprof sums float64 microseconds; nothing but that rounding may differ

@@ -8,7 +8,7 @@ an imported set does not know them and cannot be compared with its densities.
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,16 @@ from tomat.data.tokens.layouts import SequenceLayout, layout_named
 from tomat.data.tokens.manifest import DEFAULT_BLOCK_ROWS, IMPORTED_ANCHORS, MaterialRows, ShardManifest
 from tomat.data.tokens.patch import decode_sequence
 from tomat.data.tokens.vocabulary import Vocabulary
-from tomat.data.tokens.writer import ChunkWriter, chunk_is_written, finalise, record_name, start_shards
+from tomat.data.tokens.writer import (
+    ChunkWriter,
+    checksum_of_record,
+    chunk_is_written,
+    finalise,
+    read_plan,
+    record_name,
+    rows_checksum,
+    start_shards,
+)
 
 TWO_TOKEN_NAME = "two_token_9_12"
 """`density_codec_name` in `meta.json` for the 9 + 12 bit codec. Its range is in `meta.json` too."""
@@ -160,7 +169,8 @@ def import_first_generation(
         block_rows: rows of a chunk.
 
     Raises:
-        TomatError: if the set cannot be read, is not in that layout, or its rows are shuffled over the materials.
+        TomatError: if the set cannot be read, is not in that layout, its rows are shuffled over the materials, or the
+            place has other rows.
     """
     source = FirstGeneration.open(folder)
     if layout.fills_context:
@@ -180,14 +190,29 @@ def import_first_generation(
         plan = _plan(source, layout, codec, block_rows)
         bar.remove_task(task)
         start_shards(store, plan, codec)
+        before = read_plan(store)
+        finished = before.chunk_checksums if before is not None and before.complete else ()
         records = set(store.names(PROGRESS_PREFIX))
         task = bar.add_task("Importing rows", total=plan.rows)
         with ChunkWriter(store, plan) as writer:
             for chunk, rows in enumerate(_chunks(source, plan)):
-                if record_name(chunk) not in records or not chunk_is_written(store, plan, chunk):
+                there = finished[chunk] if finished else _recorded(store, plan, chunk, records)
+                if there not in (None, rows_checksum(rows)):
+                    raise TomatError(
+                        f"{store.url} has other rows in chunk {chunk} than {folder}; import it into another place."
+                    )
+                if there is None or finished:  # which mends what is damaged of a finished set
                     writer.write(chunk, rows)
                 bar.advance(task, len(rows))
     return finalise(store)
+
+
+def _recorded(store: Store, plan: ShardManifest, chunk: int, records: Collection[str]) -> str | None:
+    """The checksum of a chunk's rows that an import which was stopped has written; None where they are not whole."""
+    if record_name(chunk) not in records or not chunk_is_written(store, plan, chunk):
+        return None
+    name = PROGRESS_PREFIX + record_name(chunk)
+    return checksum_of_record(store.read(name) or b"", store.url + name)
 
 
 def _plan(source: FirstGeneration, layout: SequenceLayout, codec: DensityCodec, block_rows: int) -> ShardManifest:

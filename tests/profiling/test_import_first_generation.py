@@ -1,5 +1,6 @@
 import json
 
+import import_first_generation as import_first_generation_module
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,6 +64,26 @@ def test_rows_are_taken_over(tmp_path, product_codec):
     assert (shards.manifest.seed, shards.manifest.split, shards.manifest.unit) == (42, "train", "rho_times_volume")
     with pytest.raises(TomatError, match="mp-3 were imported, and where their patches lie is not known"):
         shards.anchor_of_row(0)
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["finished", "stopped"])
+def test_rows_that_have_changed_since_are_not_mixed_with_those_of_before(tmp_path, product_codec, monkeypatch, stopped):
+    rows = write(tmp_path / "old", LAYOUTS["v3"], product_codec)
+    arguments = (tmp_path / "old", tmp_path / "new", LAYOUTS["v3"], product_codec)
+    with monkeypatch.context() as patch:
+        if stopped:
+            patch.setattr(import_first_generation_module, "finalise", lambda store: None)
+        import_first_generation(*arguments, block_rows=8)
+    file = tmp_path / "old" / "shard-00000.parquet"
+    whole, table = file.read_bytes(), pq.read_table(file)
+    pq.write_table(table.set_column(1, "input_ids", [table.column("input_ids").to_pylist()[::-1]]), file)
+    with pytest.raises(TomatError, match="has other rows in chunk 0 than .*old; import it into another place"):
+        import_first_generation(*arguments, block_rows=8)
+    file.write_bytes(whole)
+    import_first_generation(*arguments, block_rows=8)
+    shards = open_shards(tmp_path / "new")
+    np.testing.assert_array_equal(shards.read_rows(0, 19), rows)
+    assert not damaged_chunks(shards)
 
 
 def test_two_token_codec_is_in_the_metadata(tmp_path):

@@ -113,7 +113,9 @@ def run(args: argparse.Namespace) -> int:
         TomatError: No pw.x, no eminus, no such cell, a cell that the run was trained on, or a run that cannot predict.
     """
     if args.draw:
-        print(json.dumps(drawn_compounds(args.draw)))
+        drawn = drawn_compounds(args.draw)
+        print(json.dumps(drawn))
+        write_report(args.json, {"left_out": drawn})
         return 0
     pw = PwX(args.work, args.pw, args.limit_seconds)
     require_eminus()

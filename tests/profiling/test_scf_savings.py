@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from pwscf import PwX
-from scf_savings import STARTS, by_compound, chosen_cells, drawn_compounds, in_words, over_cells, study
+from reported import reported
+from scf_savings import STARTS, build_parser, by_compound, chosen_cells, drawn_compounds, in_words, over_cells, study
 from scf_savings_page import savings, table, write_page
 
 from tomat.base.errors import TomatError
@@ -83,8 +84,9 @@ def test_cells_of_a_compound_are_one_observation():
         assert savings({"over_cells": {"prediction": found}})[0].endswith(words)
 
 
-def test_compounds_are_drawn_without_a_result_and_leave_their_elements_to_others():
+def test_compounds_are_drawn_without_a_result_and_leave_their_elements_to_others(tmp_path):
     drawn = drawn_compounds(24)
+    assert reported(tmp_path, "--draw", 24, parser=build_parser()) == {"left_out": drawn}
     assert len(set(drawn)) == 24 and drawn[:5] == drawn_compounds(5)
     crystals = compounds_of(("crystals", "further-crystals"))
     elements = {name: set(load_stored(ids[0]).atomic_numbers.tolist()) for name, ids in crystals.items()}

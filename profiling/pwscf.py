@@ -119,13 +119,14 @@ def parse_output(text: str) -> PwRun:
     times = re.search(r"^\s+PWSCF\s+:\s+(.+?) CPU\s+(.+?) WALL", text, re.MULTILINE)
     k_points = number(r"number of k points=\s*(\d+)")
     reason = ""
-    if converged is None:
+    # After the iterations it still writes the density, for which a disk may have no room.
+    if converged is None or "JOB DONE." not in text:
         error = re.search(r"Error in routine\s+(\S+)\s*\(.*?\):\s*\n\s*(.+)", text)
         gave_up = re.search(r"convergence NOT achieved after\s+\d+ iterations", text)
         reason = f"{error[1]}: {error[2].strip()}" if error else gave_up[0] if gave_up else ENDS_EARLY
     return PwRun(
         version=version[1] if version else "",
-        iterations=int(converged[1]) if converged else None,
+        iterations=int(converged[1]) if converged and not reason else None,
         reason=reason,
         accuracy_ry=tuple(float(x) for x in re.findall(r"^ +estimated scf accuracy +< +(\S+) Ry", text, re.MULTILINE)),
         energy_ry=number(r"^!\s+total energy\s+=\s+(\S+) Ry"),

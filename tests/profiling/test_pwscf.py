@@ -34,6 +34,10 @@ REFUSED = """
      Error in routine readpp (1):
      file ./Ga.gth not found
 """
+NO_ROOM = """
+     Error in routine write_rhog (1):
+     error writing the density
+"""
 
 
 @pytest.fixture
@@ -52,6 +56,8 @@ def test_a_run_that_converged_has_its_figures_and_another_its_reason():
         (GAVE_UP, "convergence NOT achieved after 100 iterations"),
         (REFUSED, "readpp: file ./Ga.gth not found"),
         (CONVERGED.partition("End of self")[0], "the output ends early"),
+        (CONVERGED.partition("     PWSCF")[0], "the output ends early"),
+        (CONVERGED.partition("     PWSCF")[0] + NO_ROOM, "write_rhog: error writing the density"),
     ):
         found = parse_output(text)
         assert found.iterations is None and found.reason == reason

@@ -24,6 +24,7 @@ from embedded_set_cells import (
     turned,
     wurtzite,
 )
+from embedded_set_covalent import covalent_compounds
 from embedded_set_further import further_compounds
 from embedded_set_more import more_compounds
 from embedded_set_ternary import ternary_compounds
@@ -156,7 +157,7 @@ def compounds() -> list[Compound]:
 
 def cell_recipes() -> list[CellRecipe]:
     """Every cell of the data set in the order of computation: the cells that add most for the least time come first."""
-    further, by_pw_alone = further_compounds(), [*more_compounds(), *ternary_compounds()]
+    further, by_pw_alone = further_compounds(), [*more_compounds(), *ternary_compounds(), *covalent_compounds()]
     return [
         *(cell_of(compound, variant) for compound in compounds() for variant in compound.variants),
         *(cell_of(compound, compound.variants[0]) for compound in further),

@@ -28,6 +28,7 @@ GROUPS = {
     "more-crystals": "small crystals of the same elements in many more pairs and triples",
     "ternary-crystals": "small crystals of three and four of these elements, and other structures of known pairs",
     "further-elements": "small crystals with Cu, Ag, Au, Hg, La, Bi, Nb, Ta or W",
+    "covalent-crystals": "covalent small crystals: nitrides, ordered alloys, chains, layers, molecules",
     "metals": "metals without d or f electrons",
     "vacuum": "atoms and molecules in boxes, single layers, surfaces",
     "layered": "layered crystals",

@@ -93,7 +93,7 @@ WRONG = [
     ("predict --run RUN --structure README.md --output README.md", "--output README.md is a file"),
     ("predict --promolecule README.md --structure README.md --output x --seed 1", "--seed is for --run"),
     ("predict --run RUN --structure README.md --output x --kv_cache_dtype int8", "add --decoder autoregressive"),
-    ("eval --run RUN --free_running --kv_cache_dtype int8", "is of the decoder autoregressive"),
+    ("eval --run RUN --free_running --kv_cache_dtype int8", "is for the decoder autoregressive"),
     ("mfu CONFIG", "--step_seconds is missing"),
     ("mfu CONFIG --step_seconds 2 --slice v6e-5", "slice 'v6e-5' is not known"),
     ("launch CONFIG", "--zone is missing"),

@@ -105,9 +105,9 @@ def test_wrong_words_are_refused(tmp_path, polarised, grid, capsys):
     write_density(grid, polarised / "b.cube", "cube")
     one = ["--input", polarised / "b.cube", "--output"]
     for words, message in (
-        (["--input", polarised, "--output", tmp_path / "x.cube"], "2 densities and one file"),
+        (["--input", polarised, "--output", tmp_path / "x.cube"], "2 densities for one file"),
         ([*one, tmp_path / "x.txt"], "says no format"),
-        ([*one, polarised / "b.cube", "--format", "zarr"], "is a file; with --format"),
+        ([*one, polarised / "b.cube", "--format", "zarr"], "is a file; --format needs a folder"),
         ([*one, tmp_path / "x.cube", "--augmentation_from", polarised / "CHGCAR"], "is for CHGCARs"),
         (["--demo", "nothing", "--output", tmp_path / "x.cube"], "no embedded density 'nothing'"),
     ):
@@ -165,7 +165,7 @@ def test_electrons_at_odds_end_show_and_convert(tmp_path, capsys):
     assert density("show", tmp_path, "--accept", "cube_e_per_a3") == 1
     words = told(capsys)
     assert "charged.cube: 9.0000 electrons" in words and "3 read, 1 failed" in words
-    assert "one function an element around them leaves 6" in words
+    assert "one function per element around them leaves 6" in words
     # Valences that are given, or of a POTCAR beside, are the only ones.
     assert density("show", tmp_path / "charged.cube", "--valences", "Ga=4,As=5") == 0
     assert density("show", tmp_path / "good.cube", "--valences", "Ga=13,As=5") == 2

@@ -18,11 +18,11 @@ COMPARE = ["profile", "compare", "a.json", "b.json"]
         (["plan", "--calibrate", "--docs"], "which --docs does not change"),
         (["plan", "--config_path", "demo", "--max_batch", "--emit", "best.yaml"], "--max_batch writes no --emit"),
         (["plan", "--config_path", "demo", "--policies", "full"], "--policies is for --max_batch"),
-        ([*LEAVE_OUT, "--seed", "3"], "--seed is not of --leave_one_out"),
-        ([*LEAVE_OUT, "--groups", "molecules"], "--groups is not of --leave_one_out"),
-        ([*LEAVE_OUT, "--step", "0"], "--step is not of --leave_one_out"),
-        ([*COMPARE, "--session", "x"], "--session is of one profile"),
-        ([*COMPARE, "--docs", "x"], "--docs is of one profile"),
+        ([*LEAVE_OUT, "--seed", "3"], "--seed does not go with --leave_one_out"),
+        ([*LEAVE_OUT, "--groups", "molecules"], "--groups does not go with --leave_one_out"),
+        ([*LEAVE_OUT, "--step", "0"], "--step does not go with --leave_one_out"),
+        ([*COMPARE, "--session", "x"], "--session is for one profile"),
+        ([*COMPARE, "--docs", "x"], "--docs is for one profile"),
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(words, said, capsys):

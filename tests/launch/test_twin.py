@@ -111,7 +111,7 @@ SCENARIOS = {
     "a bucket that is gone for an hour": (
         [(2000, "bucket gone"), (5600, "no more bucket gone")], {}, "may have gone on.*If nobody has: gcloud", None, 1.2
     ),
-    "a disk that is full before": ([(0, "full disk")], {}, "cannot be written|Not a directory|is no folder", 0, 0.0),
+    "a disk that is full before": ([(0, "full disk")], {}, "cannot be written|Not a directory|is not a folder", 0, 0.0),
     "a disk that is full meanwhile": ([(2000, "full disk")], {}, "finished", 1, 1.4),
     "a laptop that sleeps": ([(1500, "sleeps"), (3050, "sleeps")], {}, "finished", 1, 1.8),
     "a laptop that sleeps through a preemption": ([(2000, "sleeps"), (2500, "preempted")], {}, "finished", 2, 1.9),

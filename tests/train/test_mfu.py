@@ -250,7 +250,7 @@ def test_a_run_has_the_mfu_of_what_it_ran_on(run_dir, tmp_path, capsys):
     assert found["mfu_full"] is None and found["asked_slice"] == "v6e-16" and found["devices_that_ran"] is None
     assert "v6e-16 was asked for, and which devices ran is not on record" in capsys.readouterr().out
     wished = figures("--slice", "v6e-16")
-    assert "not on record: v6e-16 is taken, as --slice says" in capsys.readouterr().out
+    assert "not on record: v6e-16 is assumed, as --slice says" in capsys.readouterr().out
 
     append_event(run_dir, "start", 0, devices="8 x TPU v6 lite", hosts=1)
     found = figures()

@@ -48,9 +48,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="tune the tiles of the Pallas loss with the TPU compiler",
         description="Compile value and gradients of the loss for one chip of a slice, as XLA's loss in blocks and as "
         "the Pallas loss with different tiles, and compare the times that the compiler's schedules give. Needs "
-        "libtpu, no TPU; one or more minutes a candidate. Compiled programs are kept and found again.",
+        "libtpu but no TPU; takes a minute or more per candidate. Compiled programs are cached.",
     )
-    add_flag(parser, "--kind", "cross_entropy", "the formula", choices=LOSS_KINDS)
+    add_flag(parser, "--kind", "cross_entropy", "formula of the loss", choices=LOSS_KINDS)
     add_flag(parser, "--density_tokens", 16384, "density bins", type=positive_int)
     add_flag(parser, "--vocabulary", "full", "ids of the softmax", choices=["density", "full"])
     blocks = "blocks of XLA's loss to compare with"
@@ -61,9 +61,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "attention-tiles",
         help="tune the sizes of the attention kernels with the TPU compiler",
         description="Compile one attention layer, forward and backward, for one chip of a slice, with JAX's splash "
-        "kernels and with tomat's, which hold a head in VMEM, in different sizes, and compare the times that the "
-        "compiler's schedules give. Needs libtpu, no TPU; one to three minutes a candidate. What was compiled is kept, "
-        "and found again.",
+        "kernels and with different sizes of tomat's kernels, which hold a head in VMEM, and compare the times that "
+        "the compiler's schedules give. Needs libtpu but no TPU; takes one to three minutes per candidate. Compiled "
+        "programs are cached.",
     )
     add_flag(parser, "--num_heads", 4, "heads of the queries", type=positive_int)
     add_flag(parser, "--num_kv_heads", 4, "heads of keys and values", type=positive_int)
@@ -73,15 +73,15 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
     parser = benches.add_parser(
         "chip",
-        help="kernels and collectives on the TPU or GPU that is here, as a record to calibrate plans on",
+        help="time kernels and collectives on this machine's TPU or GPU, as a record to calibrate plans with",
         description="Time matmuls, fusions, copies and attention kernels on one device and collectives over all, in "
         "about ten minutes. The kernels go into a CSV that `tomat plan --calibrate --kernels` takes, the rest into a "
-        "JSON beside it. Kernels that the CSV has of this chip and these versions are not timed again: the same "
-        "command goes on where it was stopped. On a slice of several hosts, start it on all of them.",
+        "JSON beside it. Kernels that the CSV already has for this chip and these versions are not timed again: the "
+        "same command goes on where it was stopped. On a slice of several hosts, start it on all of them.",
     )
     add_flag(parser, "--output", Path("chip-timings.csv"), "the timed kernels", type=output_file, metavar="FILE.csv")
-    add_flag(parser, "--minutes", 10.0, "begin no further kernel after so many minutes", type=positive_float)
-    parser.add_argument("--quick", action="store_true", help="small sizes only; on a CPU always")
+    add_flag(parser, "--minutes", 10.0, "begin no further kernel after this many minutes", type=positive_float)
+    parser.add_argument("--quick", action="store_true", help="small sizes only (always on a CPU)")
 
     for bench in benches.choices.values():
         add_report(bench, "write the figures to FILE", run=run)
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_tuning(parser: argparse.ArgumentParser, name: str, tiles: Sequence[str], sizes: str) -> None:
-    add_flag(parser, "--slice", "v6e-1", "one chip of it")
+    add_flag(parser, "--slice", "v6e-1", "compile for one chip of it")
     add_flag(parser, "--batch", 8, "sequences on the chip", type=positive_int)
     add_flag(parser, "--positions", 8192, "tokens of a sequence", type=positive_int)
     add_flag(parser, "--hidden_dim", 1024, "width of the model", type=positive_int)
@@ -102,6 +102,6 @@ def _add_tuning(parser: argparse.ArgumentParser, name: str, tiles: Sequence[str]
     parser.set_defaults(default_tiles=tiles)  # "append" would add given tiles to a default of --tiles
     parser.add_argument("--cache_dir", type=Path, help=f"folder of compiled programs (default: ~/.cache/tomat/{name})")
     add_flag(parser, "--time_limit_seconds", 1800.0, "longest compile", type=positive_float)
-    add_flag(parser, "--memory_limit_gib", 16.0, "most memory of this machine", type=positive_float)
-    add_flag(parser, "--cache_gib", 2.0, "what the cache may hold", type=positive_float)
+    add_flag(parser, "--memory_limit_gib", 16.0, "most memory to use on this machine", type=positive_float)
+    add_flag(parser, "--cache_gib", 2.0, "largest size of the cache", type=positive_float)
     parser.add_argument("--write", action="store_true", help="put the best tiles into tomat's table")

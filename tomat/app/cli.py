@@ -68,8 +68,8 @@ def build_parser(words: Sequence[str] = ()) -> Parser:
         prog="tomat",
         description="Transformers on the electron densities of crystals: data, training, evaluation, performance.",
         epilog="`tomat VERB --help` says the rest. Verbs that report figures write them with --json FILE, and with "
-        "--json - to standard output. --quiet, --verbose and --log_level stand before or "
-        "after VERB. Dashes may stand for the underscores of a flag.",
+        "--json - to standard output. --quiet, --verbose and --log_level may stand before or "
+        "after VERB. Flags may be written with dashes instead of underscores.",
     )
     text = "print version and commit, and exit"
     parser.add_argument("--version", action=_Version, nargs=0, help=text)

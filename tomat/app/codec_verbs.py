@@ -22,13 +22,13 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     verbs = add_verbs(subparsers, "codec", "fit a codec to densities, or look at one")
     fit = add_verb(verbs, "fit", "fit Lloyd-Max bins to every voxel of many densities", _run_fit)
     _add_source(fit)
-    add_flag(fit, "--bins", 16_384, "bins, the one of zero included", type=positive_int)
+    add_flag(fit, "--bins", 16_384, "number of bins, including that of zero", type=positive_int)
     fit.add_argument("--objective", choices=("absolute", "squared"), default="absolute", help="error to minimise")
-    text = "bins of the ratio to this sum of atoms, from `tomat promolecule fit`, which is kept in the codec"
+    text = "fit bins of the ratio to this sum of atoms, from `tomat promolecule fit`; the codec keeps it"
     fit.add_argument("--promolecule", type=Path, metavar="FILE", help=text)
-    text = "what is added to both before they are divided, e/Å³ (default: 0.01)"
+    text = "added to density and sum of atoms before division, e/Å³ (default: 0.01)"
     fit.add_argument("--offset", type=float, metavar="E", help=text)
-    text = "keep the counts here; goes on where it stopped"
+    text = "file for the counts; a stopped fit goes on there"
     fit.add_argument("--histogram", type=output_file, metavar="FILE", help=text)
     fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the codec, JSON")
     add_report(fit)
@@ -38,9 +38,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     add_report(show)
 
     verbs = add_verbs(subparsers, "promolecule", "fit a sum of atoms to densities, or look at one")
-    fit = add_verb(verbs, "fit", "fit one radial density an element to many densities", _run_fit_promolecule)
+    fit = add_verb(verbs, "fit", "fit one radial density per element to many densities", _run_fit_promolecule)
     _add_source(fit)
-    fit.add_argument("--sums", type=output_file, metavar="FILE", help="keep the sums here; goes on where it stopped")
+    fit.add_argument("--sums", type=output_file, metavar="FILE", help="file for the sums; a stopped fit goes on there")
     fit.add_argument("--output", type=output_file, required=True, metavar="FILE", help="the promolecule, JSON")
     add_report(fit)
     show = add_verb(verbs, "show", "elements and electrons of a promolecule", _run_show_promolecule)
@@ -66,7 +66,7 @@ def _inputs(args: argparse.Namespace) -> "DensityInputs":
 
 def _run_fit(args: argparse.Namespace) -> int:
     """Count every voxel, fit bins for absolute and for squared error, and keep those of the objective. With
-    --promolecule the bins are of (density + offset) / (promolecule + offset)."""
+    --promolecule the fitted quantity is (density + offset) / (promolecule + offset)."""
     from tomat.data.codec.files import write_codec
     from tomat.data.codec.ratios import fit_codec
     from tomat.data.codec.report import codec_figures
@@ -99,7 +99,7 @@ def _histogram(args: argparse.Namespace, kept: Path | None) -> "DensityHistogram
     again = "Remove it and count again."
     if args.promolecule is None:
         if args.offset is not None:
-            raise TomatError("--offset is of a codec relative to a sum of atoms; give that with --promolecule FILE.")
+            raise TomatError("--offset is for a codec relative to a sum of atoms; give that with --promolecule FILE.")
         return DensityHistogram() if kept is None else DensityHistogram.from_bytes(kept.read_bytes(), str(kept), again)
     promolecule = Promolecule.load(args.promolecule)
     offset = OFFSET_E_PER_A3 if args.offset is None else args.offset
@@ -109,7 +109,7 @@ def _histogram(args: argparse.Namespace, kept: Path | None) -> "DensityHistogram
 
 
 def _run_show(args: argparse.Namespace) -> int:
-    """Bins of a codec, what share of the voxels lies in which, and the NMAE that no model can go below."""
+    """Show the bins of a codec, the share of the voxels in them, and the NMAE that no model can go below."""
     from tomat.data.codec.files import load_codec
     from tomat.data.codec.lloyd_max import LloydMaxCodec
     from tomat.data.codec.report import codec_figures, draw_codec
@@ -117,7 +117,7 @@ def _run_show(args: argparse.Namespace) -> int:
     codec = load_codec(args.codec)
     if args.plot is not None:
         if not isinstance(codec, LloydMaxCodec):
-            raise TomatError(f"{args.codec} has levels at equal distances, nothing to draw; give a Lloyd-Max codec.")
+            raise TomatError(f"{args.codec} has evenly spaced levels, so nothing to draw; give a Lloyd-Max codec.")
         draw_codec(codec, args.plot, args.codec)
     figures = codec_figures(codec, args.codec)
     write_report(args.json, figures)
@@ -158,7 +158,7 @@ def _print(figures: dict[str, Any], path: Path) -> None:
 
 
 def _run_fit_promolecule(args: argparse.Namespace) -> int:
-    """Fit the sum over atoms of one non-negative radial function an element, and say how far it is from the densities
+    """Fit a sum over atoms of one non-negative radial function per element, and report its NMAE on the densities that
     it was fitted to."""
     import numpy as np
 
@@ -193,7 +193,7 @@ def _run_fit_promolecule(args: argparse.Namespace) -> int:
 
 
 def _run_show_promolecule(args: argparse.Namespace) -> int:
-    """Elements of a promolecule, and the electrons that each brings."""
+    """Show the elements of a promolecule, and the electrons that each brings."""
     from tomat.data.density.promolecule import Promolecule
 
     figures = _show_promolecule(Promolecule.load(args.promolecule), args.promolecule)

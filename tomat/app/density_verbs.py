@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("chgcar", "cube", "zarr", "json")
 VALENCES_HELP = (
-    "electrons that an atom of each element brings; a density with others is refused (default: of the POTCAR beside a "
-    "file, else any that pseudopotentials in use leave)"
+    "electrons that an atom of each element brings; a density with another number is refused (default: those of the "
+    "POTCAR beside a file, else any number that pseudopotentials in use leave)"
 )
 
 
@@ -44,15 +44,15 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     convert = add_verb(verbs, "convert", text, _run_convert)
     source = convert.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
-    source.add_argument("--demo", nargs="+", metavar="ID", help="embedded cells, on the grids that they are stored on")
+    source.add_argument("--demo", nargs="+", metavar="ID", help="embedded cells, on their stored grids")
     add_rule_flags(convert)
     convert.add_argument("--valences", type=valences, metavar="SYMBOL=N,...", help=VALENCES_HELP)
-    text = "a file whose name says the format; with --format a folder"
+    text = "file whose name says the format; with --format, a folder"
     convert.add_argument("--output", type=Path, required=True, metavar="PATH", help=text)
     convert.add_argument("--format", choices=FORMATS, help="write each as NAME with the ending of the format")
-    text = "copy the augmentation occupancies of this"
+    text = "copy the augmentation occupancies of this CHGCAR"
     convert.add_argument("--augmentation_from", type=existing_file, metavar="CHGCAR", help=text)
-    add_report(convert, "write what was written")
+    add_report(convert, "write the list of written files")
 
     compare = add_verb(verbs, "compare", "NMAE of two densities of one crystal", _run_compare)
     compare.add_argument("reference", type=existing_place, metavar="REFERENCE", help="the density to compare with")
@@ -63,7 +63,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run_show_demo(args: argparse.Namespace) -> int:
-    """List the embedded cells, the settings they were computed with, and the measured error of these."""
+    """List the embedded cells, the settings they were computed with, and the measured error of these settings."""
     from tomat.data.density.demo.embedded import GROUPS, demo_index, load_demo, load_stored
 
     if args.material_id:
@@ -111,8 +111,8 @@ def _run_show_demo(args: argparse.Namespace) -> int:
 
 
 def _run_show(args: argparse.Namespace) -> int:
-    """Formula, electrons beside those expected, grid, spacing, what a file holds beside the total density, and its
-    range."""
+    """Show formula, electrons found and expected, grid, spacing, range, and what a file holds besides the total
+    density."""
     from tomat.data.density.io import check_species_apply, find_densities, ignored_words
 
     rules = rules_of(args.species, args.accept)
@@ -197,16 +197,16 @@ def _shown(path: str, name: str, rules: Any, given: Any) -> "tuple[dict[str, Any
     }
     if misfit is not None:
         much = "; that is much: do these atoms belong to it?" if misfit.share > DOUBTFUL_MISFIT else ""
-        rows["atoms"] = f"one function an element around them leaves {100 * misfit.share:.2g} % of it{much}"
+        rows["atoms"] = f"one function per element around them leaves {100 * misfit.share:.2g} % of the density{much}"
     if grid.clipped_voxels:
-        read = f"{grid.clipped_electrons:.2g} electrons beside the {found - grid.clipped_electrons:.6f} read"
+        read = f"adds {grid.clipped_electrons:.2g} electrons to the {found - grid.clipped_electrons:.6f} in the file"
         rows["negative"] = f"{counted(grid.clipped_voxels, 'voxel')} set to zero: {read}"
     show(Facts(rows, path))
     return figures, grid
 
 
 def _run_convert(args: argparse.Namespace) -> int:
-    """Write densities in another format. The total density is kept; of a CHGCAR that becomes a CHGCAR the augmentation
+    """Write densities in another format. The total density is kept, and from CHGCAR to CHGCAR the augmentation
     occupancies too. The command says what it does not keep."""
     from tomat.data.density.io import check_species_apply, find_densities, ignored_words
     from tomat.data.density.outputs import FORMATS as ENDINGS
@@ -224,11 +224,11 @@ def _run_convert(args: argparse.Namespace) -> int:
         ignored = f"; {ignored_words(found.ignored)}" if found.ignored else ""
     if args.format is None:
         if len(paths) > 1:
-            raise TomatError(f"{len(paths):,} densities and one file {args.output}; give --format and a folder.")
+            raise TomatError(f"{len(paths):,} densities for one file, {args.output}; give --format and a folder.")
         targets = {next(iter(paths)): (args.output, form_of(args.output))}
     else:
         if args.output.exists() and not args.output.is_dir():
-            raise TomatError(f"--output {args.output} is a file; with --format a folder is expected.")
+            raise TomatError(f"--output {args.output} is a file; --format needs a folder.")
         targets = {name: (args.output / f"{name}{ENDINGS[args.format]}", args.format) for name in paths}
     if args.augmentation_from is not None and any(form != "chgcar" for _, form in targets.values()):
         raise TomatError("--augmentation_from is for CHGCARs. Leave it out, or write a CHGCAR.")
@@ -278,7 +278,7 @@ def _convert(
     if parts.spin_densities:
         not_kept.append(f"{parts.spin_densities} spin density(s) not kept; only the total density is written")
     if parts.augmentation and augmentation is None:
-        not_kept.append(f"augmentation occupancies not kept; they are only from CHGCAR to CHGCAR, not to {form}")
+        not_kept.append(f"augmentation occupancies not kept; they go only from CHGCAR to CHGCAR, not to {form}")
     if parts.ghost_atoms:
         not_kept.append(f"{parts.ghost_atoms} ghost atom(s) (Z = 0) not kept")
     if grid.clipped_voxels:
@@ -294,8 +294,8 @@ def _convert(
 
 
 def _run_compare(args: argparse.Namespace) -> int:
-    """How far a density is from a reference of the same crystal. Grids that differ are interpolated, by their Fourier
-    series, to the finer sides."""
+    """Measure how far a density is from a reference of the same crystal. Grids that differ are interpolated, by their
+    Fourier series, to the finer sides."""
     from tomat.data.density.io import check_species_apply, open_density
     from tomat.predict.evaluation.difference import compare_densities
     from tomat.predict.evaluation.picture import compared_plane, draw_plane

@@ -32,7 +32,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def _run_doctor(args: argparse.Namespace) -> int:
     """Say what is installed and which devices JAX finds, and predict a small held-out cell with the model in the
-    package. Exit status 1 if that fails."""
+    package. Exit status 1 if the prediction fails."""
     found: dict[str, Any] = {
         "tomat": __version__,
         **code_details(),

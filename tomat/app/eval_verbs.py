@@ -41,36 +41,36 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "the run's folder, such as runs/demo"
     parser.add_argument("--run", dest="run_dir", type=run_folder, metavar="DIR", help=text)
     text = (
-        "instead of a run: train a recipe on the embedded densities without each compound in turn, and judge it by that"
+        "instead of a run: train this recipe without each embedded compound in turn, and judge it by the one left out"
     )
     parser.add_argument("--leave_one_out", type=config_file("train"), metavar="CONFIG", help=text)
-    parser.add_argument("--compounds", nargs="+", metavar="A", help="of --leave_one_out (default: all it trains on)")
-    text = "of --leave_one_out: leave out so many groups of compounds in turn, not each alone"
+    parser.add_argument("--compounds", nargs="+", metavar="A", help="compounds to leave out in turn (default: all)")
+    text = "with --leave_one_out: split the compounds into N groups, and leave out a group at a time"
     parser.add_argument("--folds", type=positive_int, metavar="N", help=text)
-    parser.add_argument("--steps", type=positive_int, metavar="N", help="of each run of --leave_one_out")
+    parser.add_argument("--steps", type=positive_int, metavar="N", help="steps of each run of --leave_one_out")
     parser.add_argument("--step", type=count, help="checkpoint to evaluate (default: the newest)")
     source = parser.add_mutually_exclusive_group()
     text = "materials of the embedded set (default: validation; for a run on a folder, what it held out)"
     source.add_argument("--split", choices=("train", "validation"), help=text)
-    text = "groups of the embedded set, of which `tomat demo-data show` has the list (default: crystals)"
+    text = "groups of the embedded set, as `tomat demo-data show` lists them (default: crystals)"
     parser.add_argument("--groups", nargs="+", metavar="GROUP", help=text)
-    text = "densities instead: CHGCAR, cube, Zarr, Materials Project JSON, or folders of such"
+    text = "densities to use instead: CHGCAR, cube, Zarr, Materials Project JSON, or folders of them"
     source.add_argument("--input", nargs="+", metavar="PATH", help=text)
     add_rule_flags(parser)
-    add_flag(parser, "--patches_per_material", 8, "random patches", type=positive_int, metavar="N")
+    add_flag(parser, "--patches_per_material", 8, "random patches of each material", type=positive_int, metavar="N")
     parser.add_argument("--whole_cell", action="store_true", help="tile each cell, counting every voxel once")
     parser.add_argument("--seed", type=count, default=0, help="seeds the patches' anchors (default: 0)")
-    add_flag(parser, "--batch_size", 8, "sequences a forward pass", type=positive_int, metavar="B")
-    text = "an earlier --json report: compare, paired by material"
+    add_flag(parser, "--batch_size", 8, "sequences per forward pass", type=positive_int, metavar="B")
+    text = "earlier --json report to compare with, paired by material"
     parser.add_argument("--against", type=existing_file, metavar="FILE", help=text)
     text = "draw a plane of the first material (.png, .svg or .pdf)"
     parser.add_argument("--picture", type=picture_file, metavar="FILE", help=text)
     text = f"also predict whole cells from their structures alone, by each of these decoders: {', '.join(DECODERS)} "
-    text += "(default: parallel; a run with model.environment and density_dropout)"
+    text += "(default: parallel); needs a run with model.environment and density_dropout"
     parser.add_argument("--free_running", nargs="*", choices=DECODERS, metavar="DECODER", help=text)
-    text = "draw N with the decoders that choose bins: their mean, and how well their spread tells the error"
+    text = "draw N samples with the decoders that choose bins: their mean, and how well their spread tells the error"
     parser.add_argument("--samples", type=positive_int, metavar="N", help=text)
-    parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
+    parser.add_argument("--temperature", type=positive_float, metavar="T", help="temperature of samples (default: 1)")
     text = "type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
     parser.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
     add_report(parser, "write the figures of every material")
@@ -83,20 +83,20 @@ def _run_eval(args: argparse.Namespace) -> int:
     if args.leave_one_out is not None:
         return _run_leave_one_out(args)
     if args.overrides:
-        raise TomatError(f"no flag {args.overrides[0]} of tomat eval --run; settings are of --leave_one_out.")
+        raise TomatError(f"tomat eval --run has no flag {args.overrides[0]}; only --leave_one_out takes settings.")
     if args.run_dir is None or args.compounds or args.folds or args.steps:
-        alone = "to which alone --compounds, --folds and --steps belong"
-        raise TomatError(f"give --run RUN, or --leave_one_out CONFIG, {alone}.")
+        alone = "only the latter takes --compounds, --folds and --steps"
+        raise TomatError(f"give --run RUN, or --leave_one_out CONFIG; {alone}.")
     decoders = [] if args.free_running is None else list(dict.fromkeys(args.free_running)) or ["parallel"]
     drawn = {name: value for name in ("samples", "temperature") if (value := getattr(args, name)) is not None}
     cache = {} if args.kv_cache_dtype is None else {"kv_cache_dtype": args.kv_cache_dtype}
     for name in drawn | cache:
         able = ("autoregressive",) if name in cache else DECODERS[1:]
         if not set(able) & set(decoders):
-            raise TomatError(f"--{name} is of the decoder {' or '.join(able)}; add --free_running {able[0]}.")
+            raise TomatError(f"--{name} is for the decoder {' or '.join(able)}; add --free_running {able[0]}.")
     for place in args.input or ():
         if "://" not in place and not os.path.exists(place):
-            raise TomatError(f"{place} does not exist; --input takes densities that `tomat tokenize` reads too.")
+            raise TomatError(f"{place} does not exist; --input takes the densities that `tomat tokenize` reads.")
     earlier = None if args.against is None else read_report(args.against)
 
     from tomat.app.workflow.held_out import evaluate_with_bar, partial_path, predict_with_bar
@@ -120,7 +120,7 @@ def _run_eval(args: argparse.Namespace) -> int:
     groups = groups_of(names) if load is load_demo else None
     if is_field(run.config.model):
         if decoders != ["parallel"] or args.against is not None or args.picture is not None:
-            said = f"{args.run_dir} is of a field model, which reads no density: there is nothing teacher-forced of it"
+            said = f"{args.run_dir} holds a field model, which reads no density and so has no teacher-forced evaluation"
             raise TomatError(f"{said}. Give --free_running alone; leave decoders, --against and --picture out.")
         cells = predict_with_bar(RunPredictor(run), names, load, settings, groups)
         show(cells.table(MOST_SHOWN), cells.summary())
@@ -158,7 +158,7 @@ def _run_leave_one_out(args: argparse.Namespace) -> int:
         raise TomatError("--leave_one_out trains runs of its own; leave --run out.")
     if given := next((name for name, default in args.not_given.items() if getattr(args, name) != default), None):
         said = "which judges whole cells of its own runs; leave it out, or set it as a key of the recipe"
-        raise TomatError(f"--{given} is not of --leave_one_out, {said}.")
+        raise TomatError(f"--{given} does not go with --leave_one_out, {said}.")
     from tomat.train.settings.keys import check_words
 
     check_words(args.leave_one_out, args.overrides)
@@ -194,7 +194,7 @@ def _materials(
     """Names of the materials, how to load one, and where they come from in words."""
     if args.input is not None:
         if args.groups is not None:
-            raise TomatError("--groups are of the embedded densities; leave them out with --input.")
+            raise TomatError("--groups is for the embedded densities; leave it out with --input.")
         from tomat.data.tokens.pipeline.sources import path_inputs
 
         inputs = path_inputs(args.input, rules_of(args.species, args.accept))

@@ -36,14 +36,14 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     run = add_verb(verbs, "run", "measure every row of a sweep beside its base", _run_lab)
     _add_sweep(run, "lab-demo", "only this row; repeatable")
     add_flag(run, "--rounds", 2, "starts of each row", type=positive_int)
-    add_flag(run, "--repeats", 4, "windows of each start", type=positive_int)
-    text = "sequences of an epoch (default: of the data trained on)"
+    add_flag(run, "--repeats", 4, "timed windows of each start", type=positive_int)
+    text = "sequences of an epoch (default: those of the training data)"
     run.add_argument("--epoch_rows", type=positive_int, metavar="N", help=text)
-    run.add_argument("--again", action="store_true", help="measure anew what is on record")
+    run.add_argument("--again", action="store_true", help="measure the rows on record again")
     add_flag(run, "--window_seconds", 1.0, "length of a window, at least 2 steps", type=positive_float)
-    add_flag(run, "--warmup_steps", 4, "after the one that compiles", type=positive_int)
-    run.add_argument("--steps", type=positive_int, help="of a window, instead of --window_seconds")
-    text = "begin no start that would end later; the same command goes on with what is left"
+    add_flag(run, "--warmup_steps", 4, "steps after the one that compiles, not timed", type=positive_int)
+    run.add_argument("--steps", type=positive_int, help="steps of a window, instead of --window_seconds")
+    text = "begin no start that would end after this time; the same command goes on with the rest"
     run.add_argument("--minutes", type=positive_float, help=text)
     _add_limits(run, row_seconds=600.0)
     _add_output(run, DEFAULT_WORK_DIR)
@@ -52,22 +52,22 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     largest = add_verb(verbs, "max_batch", "find the largest batch that runs", _run_max_batch, epilog=text)
     text = "the training configuration, a file or the name of one that ships"
     add_flag(largest, "--config_path", "demo", text, type=config_file("train"), metavar="FILE")
-    largest.add_argument("--name", help="of record and page (default: max-batch-CONFIGURATION)")
+    largest.add_argument("--name", help="name of record and page (default: max-batch-CONFIGURATION)")
     text = "checkpoint policies (default: the configured one)"
     largest.add_argument("--policies", default="", metavar="P[,P...]", help=text)
     add_flag(largest, "--accumulations", "1", "microbatches of a step", metavar="N[,N...]")
-    add_flag(largest, "--largest", 2**16, "batch to try at most", type=positive_int)
+    add_flag(largest, "--largest", 2**16, "largest batch to try", type=positive_int)
     add_flag(largest, "--steps", 2, "steps that are timed together", type=positive_int)
     _add_limits(largest, row_seconds=900.0)
     _add_output(largest, DEFAULT_WORK_DIR, takes_overrides=True)
 
-    text = "train the rows of a sweep over seeds: speed beside loss and held-out error"
+    text = "train each row of a sweep with several seeds: speed, loss and held-out error"
     quality = add_verb(verbs, "quality", text, _run_quality)
     _add_sweep(quality, "lab-quality", "only this row and its base, and nothing else on the page; repeatable")
-    add_flag(quality, "--seeds", "0,1,2", "one run of each row a seed", metavar="N,N[,N...]")
-    quality.add_argument("--steps", type=positive_int, metavar="N", help="of each run (default: the configuration's)")
-    add_flag(quality, "--share", 0.15, "of the embedded training densities set aside", type=share)
-    add_flag(quality, "--split_seed", 0, "decides which are", type=count, metavar="N")
+    add_flag(quality, "--seeds", "0,1,2", "seeds, one run of each row for each", metavar="N,N[,N...]")
+    quality.add_argument("--steps", type=positive_int, metavar="N", help="steps a run (default: as configured)")
+    add_flag(quality, "--share", 0.15, "share of the embedded training densities set aside", type=share)
+    add_flag(quality, "--split_seed", 0, "seed that chooses the densities set aside", type=count, metavar="N")
     _add_output(quality, DEFAULT_QUALITY_DIR)
 
 
@@ -78,16 +78,16 @@ def _add_sweep(parser: argparse.ArgumentParser, example: str, row: str) -> None:
 
 
 def _add_limits(parser: argparse.ArgumentParser, row_seconds: float) -> None:
-    add_flag(parser, "--row_seconds", row_seconds, "longest that a start of a row may take", type=positive_float)
-    text = "most memory of a device; on a CPU of the process, which is ended beyond it"
+    add_flag(parser, "--row_seconds", row_seconds, "longest time that a start of a row may take", type=positive_float)
+    text = "most memory of a device; on a CPU, of the process, which is ended if it uses more"
     parser.add_argument("--memory_limit_gib", type=positive_float, help=text)
     text = "folder of runs, or URL, whose log gets each row (`tomat runs log`)"
     add_flag(parser, "--log_dir", "runs", text, metavar="DIR")
 
 
 def _add_output(parser: argparse.ArgumentParser, work_dir: Path, **defaults: bool) -> None:
-    add_flag(parser, "--tracking_dir", Path("docs/tracking"), "gets the record and the page", type=Path)
-    text = f"runs or data, compiled programs, logs (default: below {work_dir})"
+    add_flag(parser, "--tracking_dir", Path("docs/tracking"), "folder for the record and the page", type=Path)
+    text = f"folder for runs or data, compiled programs and logs (default: below {work_dir})"
     parser.add_argument("--work_dir", type=Path, help=text)
     add_report(parser, "also write the record here", **defaults)
 
@@ -158,7 +158,7 @@ def _run_max_batch(args: argparse.Namespace) -> int:
     except ValueError:
         accumulations = []
     if not accumulations or min(accumulations) < 1 or len(set(accumulations)) != len(accumulations):
-        raise TomatError(f"--accumulations is {args.accumulations!r}; expected different numbers from 1, as in 1,2,4.")
+        raise TomatError(f"--accumulations is {args.accumulations!r}; expected distinct numbers from 1, as in 1,2,4.")
     words = [word for word in args.policies.split(",") if word]
     name = args.name or f"max-batch-{args.config_path.stem}"
     asked = Asked.by_words(args.words, args.config_path, args.overrides)
@@ -199,9 +199,9 @@ def _run_max_batch(args: argparse.Namespace) -> int:
 
 
 def _run_quality(args: argparse.Namespace) -> int:
-    """Train every row of a sweep with every seed on the same data, and say by what each is faster or slower, better or
-    worse, with intervals. Embedded data: training compounds alone, of which some are set aside to judge by. The same
-    command goes on where it was stopped."""
+    """Train every row of a sweep with every seed on the same data, and report by how much each is faster or slower,
+    better or worse, with intervals. Of embedded data only training compounds are used, and some of them are set aside
+    to judge by. The same command goes on where it was stopped."""
     from tomat.measure.lab.quality import Quality, seeds_of
     from tomat.measure.lab.record import record_path
     from tomat.perf.tuning.changes import override_words

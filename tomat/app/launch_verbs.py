@@ -44,37 +44,35 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "train on a TPU slice through gcloud, SkyPilot or Iris, restarting it when it is preempted"
     guides = "The guides are docs/guides/first-pod-run.md and preemption.md."
     parser = add_verb(subparsers, "launch", text, _run_launch, epilog=guides)
-    text = "configuration, a file or the name of one that ships; its `slice` is what is used"
+    text = "configuration, a file or the name of one that ships; its `slice` is the slice to use"
     parser.add_argument("--config_path", type=config_file("train"), required=True, metavar="FILE", help=text)
-    text = "zone, such as us-east5-b, or several, in the order in which they are asked for capacity"
+    text = "zone, such as us-east5-b, or several, in the order in which to ask for capacity"
     parser.add_argument("--zone", metavar="ZONE[,...]", help=text)
     parser.add_argument("--project", help="project (default: gcloud's own)")
     parser.add_argument("--tpu_name", metavar="NAME", help="name of the TPU VM (default: tomat-RUN)")
     parser.add_argument("--queued_resource", action="store_true", help="queue for the slice")
-    parser.add_argument("--spot", action="store_true", help="capacity that can be taken away")
-    parser.add_argument("--check", action="store_true", help="ask Google whether it can go well, and change nothing")
-    text = "what supervises: this process, a managed job of SkyPilot, or Iris (default: gcloud)"
+    parser.add_argument("--spot", action="store_true", help="use capacity that can be taken away")
+    parser.add_argument("--check", action="store_true", help="ask Google whether the launch can work; changes nothing")
+    text = "what supervises the run: this process, a managed job of SkyPilot, or Iris (default: gcloud)"
     parser.add_argument("--engine", choices=("gcloud", "skypilot", "iris"), help=text)
     parser.add_argument("--iris", metavar="CLUSTER", help="Marin cluster of --engine iris (a name or a YAML)")
-    text = "20 steps, one SIGTERM, one resume, a profile: what of the guide holds on this slice, in 25 min at most"
+    text = "check on this slice what the guide promises: 20 steps, a SIGTERM, a resume, a profile; 25 min at most"
     parser.add_argument("--smoke", action="store_true", help=text)
     parser.add_argument("--execute", action="store_true", help="run the commands, and watch")
     parser.add_argument("--keep", action="store_true", help="do not give the slice back at the end")
     parser.add_argument("--allow_dirty", action="store_true", help="send what differs from the last commit; recorded")
-    text = "go on with an open launch of the run with this checkout, not with the pack that it began with"
+    text = "go on with an open launch of the run, but with this checkout in place of the pack that it began with"
     parser.add_argument("--new_pack", action="store_true", help=text)
     money = parser.add_argument_group("what it may cost")
     for flag, text in (
-        ("--max_hours", "with a slice, over all restarts; then stop in good order, save, give back"),
-        ("--max_cost", "US dollars of chips, as --max_hours"),
+        ("--max_hours", "most hours with a slice, over all restarts; then save, stop and give it back"),
+        ("--max_cost", "most US dollars for chips; then as with --max_hours"),
         ("--chip_hour_price", "US dollars for an hour of one chip (default: as published)"),
     ):
         money.add_argument(flag, type=positive_float, metavar="X", help=text)
-    add_flag(
-        money, "--unwatched_hours", 1.0, "then hosts that no launcher looks at stop and give back", type=positive_float
-    )
+    add_flag(money, "--unwatched_hours", 1.0, "hosts without a launcher then give the slice back", type=positive_float)
     hosts = parser.add_argument_group("the hosts")
-    hosts.add_argument("--reserved", action="store_true", help="capacity of a reservation of the project")
+    hosts.add_argument("--reserved", action="store_true", help="use capacity that the project has reserved")
     for flag, metavar, words in (
         ("--service_account", "EMAIL", "account that the hosts act as (default: Compute's)"),
         ("--network", "NAME", "network of the hosts (default: default)"),
@@ -89,18 +87,18 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "variables of the training (NAME=VALUE lines, mode 600), sent as a file: no value is printed or logged"
     hosts.add_argument("--env_file", type=existing_file, metavar="FILE", help=text)
     policy = parser.add_argument_group("restarts")
-    policy.add_argument("--max_restarts", type=count, default=200, help="of whatever kind (default: %(default)s)")
-    text = "attempts in a row with fewer than 50 steps (default: %(default)s); two without one end it, too"
+    policy.add_argument("--max_restarts", type=count, default=200, help="of any kind (default: %(default)s)")
+    text = "attempts in a row of fewer than 50 steps that end it (default: %(default)s); two without a step do, too"
     policy.add_argument("--max_failures", type=positive_int, default=5, help=text)
-    add_flag(policy, "--backoff_seconds", 30.0, "first wait", type=positive_float)
-    add_flag(policy, "--poll_seconds", 30.0, "between questions", type=positive_float)
+    add_flag(policy, "--backoff_seconds", 30.0, "first wait before a restart", type=positive_float)
+    add_flag(policy, "--poll_seconds", 30.0, "time between questions to Google", type=positive_float)
     add_report(parser, "write what happened (with --execute), or was found (--check)", takes_overrides=True)
 
 
 def _run_launch(args: argparse.Namespace) -> int:
     """Pack this checkout, and print the commands that create a TPU slice, install the pack on every host, start the
     training, restart it, collect logs and give the slice back; with --execute run them. Any setting of the
-    configuration can follow as --a.b VALUE. Started again while the training runs, it goes on watching it."""
+    configuration can follow as --a.b VALUE. Started again while the training runs, the command watches it again."""
     from tomat.train.settings.keys import check_words
 
     if not Path(LAUNCHER).exists():
@@ -115,7 +113,7 @@ def _run_launch(args: argparse.Namespace) -> int:
         raise TomatError("--zone is missing; give the zone of your capacity, as in --zone us-east5-b.")
     zones = args.zone.split(",") if args.zone else []
     if len(zones) > 1 and args.data_disk is not None:
-        raise TomatError("--data_disk is in one zone, and --zone names several; leave one of them.")
+        raise TomatError("--data_disk is in one zone, but --zone names several; name only that zone.")
 
     from tomat.launch.check import unfit_places
     from tomat.launch.pack import build_pack, read_tree
@@ -181,8 +179,8 @@ def _run_launch(args: argparse.Namespace) -> int:
     # The caps of the dearest zone, so that they hold wherever the slice is.
     caps = max(every, key=lambda each: math.inf if each.price is None else each.price)
     if caps.hours(launch.slice) is not None and launch.stop_grace_seconds > MARGIN_SECONDS / 2:
-        said = f"preemption.grace_seconds is {launch.grace_seconds:g}, and a training is stopped {MARGIN_SECONDS:g} s "
-        said += "before a cap, in which the slice is given back too"
+        said = f"preemption.grace_seconds is {launch.grace_seconds:g}, but a training is stopped {MARGIN_SECONDS:g} s "
+        said += "before a cap, and the slice is given back in that time too"
         raise TomatError(f"{said}. Set at most {MARGIN_SECONDS / 2 - STOP_SHELL_SECONDS:g}, or leave the cap out.")
     print(f"# {caps.words(launch.slice)}")
     if engine == "skypilot" and not args.check:
@@ -198,7 +196,7 @@ def _for_smoke(args: argparse.Namespace, run_name: str, engine: str) -> list[str
 
     if engine != "gcloud" or args.keep:
         flag = "--keep" if args.keep else f"--engine {engine}"
-        raise TomatError(f"--smoke looks at a slice of its own, and {flag} is given; leave one of them out.")
+        raise TomatError(f"--smoke makes a slice of its own, so it does not go with {flag}; leave one of them out.")
     args.max_hours = min(args.max_hours or MAX_HOURS, MAX_HOURS)
     args.poll_seconds = min(args.poll_seconds, POLL_SECONDS)
     return smoke_words(run_name, args.overrides)
@@ -226,7 +224,7 @@ def _taken(config: "TrainConfig", launch: "TpuLaunch") -> str | None:
         return None
     named = ", ".join(changed[:4]) + (", ..." if len(changed) > 4 else "")
     said = f"run '{config.run_name}' exists in {config.output_dir} with another configuration"
-    return f"{said}: {counted(len(changed), 'key')} ({named}); give another --run_name, or what it began with."
+    return f"{said}: {counted(len(changed), 'key')} ({named}); give another --run_name, or its own settings."
 
 
 def _check(
@@ -291,8 +289,8 @@ def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch", zones: Sequenc
     except KeyboardInterrupt:
         if supervisor.machine.held:
             console.print(
-                "stopped watching; the slice and its training go on, at their price. The same command watches again, "
-                f"without one {launch.unwatched_words}. At once: {supervisor.machine.launch.delete.line}",
+                "stopped watching; the slice and its training go on, at their price. The same command watches again; "
+                f"unwatched, {launch.unwatched_words}. To do it at once: {supervisor.machine.launch.delete.line}",
                 highlight=False,
             )
         raise
@@ -329,7 +327,7 @@ def _launch_iris(args: argparse.Namespace, config: "TrainConfig", pack: "Pack", 
     assert config.slice is not None
     if args.max_cost is not None or len(zones) > 1 or args.check:
         flag = "max_cost" if args.max_cost is not None else "check" if args.check else "zone"
-        raise TomatError(f"--{flag} does not go with Iris as it is; give --max_hours, one zone, and no --check.")
+        raise TomatError(f"--{flag} as given does not go with Iris; give --max_hours, one zone, and no --check.")
     flags = {name: getattr(args, name) for name in ("spot", "max_failures", "max_hours")}
     run = {"run_name": config.run_name, "slice_name": config.slice, "pack": pack}
     command = iris_command(cluster=args.iris, zone=zones[0] if zones else None, **run, **flags)

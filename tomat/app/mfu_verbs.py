@@ -13,7 +13,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser = add_verb(subparsers, "mfu", "FLOPs utilisation of a step time, or of a run", _run_mfu)
     parser.add_argument("--config_path", type=config_file("train"), help="a training configuration")
     parser.add_argument("--run", type=run_folder, dest="run_dir", help="a run's folder, such as runs/demo")
-    text = "accelerator type, such as v6e-16 or h100x8; default: the configuration's, and of a run the devices that "
+    text = "accelerator type, such as v6e-16 or h100x8; default: the configuration's, or with --run the devices that "
     parser.add_argument("--slice", help=f"{text}it ran on, which this must not contradict")
     parser.add_argument("--step_seconds", type=positive_float, help="duration of a step (with --config_path)")
     parser.add_argument("--batch", type=positive_int, help="sequences per step; default: the configuration's")
@@ -80,6 +80,6 @@ def _print(result: dict[str, Any]) -> None:
     elif where is not None and result["hfu"] > 1:
         least = result["hfu"] * result["step_seconds"]
         console.print(
-            f"HFU is over 100 %: what the program is counted to multiply takes {where} at least {least:.3g} s at "
-            "its peaks. The step was shorter, or its program is another one."
+            f"HFU is over 100 %: the products counted for the program take {where} at least {least:.3g} s at its "
+            "peaks. The step was shorter, or its program is another one."
         )

@@ -16,14 +16,14 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     text = "a run's folder (or gs://), a JSON of `tomat plan` or `tomat profile`, a trace, a record of a sweep, "
     text += "a folder of `tomat predict`, or a density"
     parser.add_argument("target", metavar="RUN|PLAN|PROFILE|SWEEP|PREDICTION", help=text)
-    text = "the page (default: index.html in a folder, NAME.html by a file)"
+    text = "the page (default: index.html in a folder, NAME.html beside a file)"
     parser.add_argument("--output", type=output_file, metavar="FILE", help=text)
     text = "density to draw beside a prediction, or a folder of densities"
     parser.add_argument("--reference", metavar="PATH", help=text)
     add_rule_flags(parser)
     parser.add_argument("--device_kind", help="chip that a compiled program is for, such as 'TPU v6 lite'")
     parser.add_argument("--open", action="store_true", help="show it in the browser of this machine")
-    add_report(parser, "write what the page shows and its bytes")
+    add_report(parser, "write what the page shows, and its size")
 
 
 def _run_page(args: argparse.Namespace) -> int:

@@ -70,7 +70,7 @@ def compile_plan(args: argparse.Namespace, path: Path, overrides: list[str]) -> 
             codec = load_codec(str(args.codec))
             if (relative_to(codec) is not None) != config.data.codec_relative:
                 said = f"{args.codec} and data.codec_relative {config.data.codec_relative} do not go together"
-                raise TomatError(f"{said}; set the key as the codec is.")
+                raise TomatError(f"{said}; set the key to what the codec is.")
             table = value_table(codec)
         show("looking into the cache, else starting the compiler")
         how = {"value_table": table, "executable": args.executable is not None, "on_stage": show}
@@ -160,7 +160,7 @@ def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
         return
     seconds, memory = plan.step_seconds, plan.compiled.memory
     if seconds is None:
-        raise TomatError("the step does not fit; nothing was emitted. The changes above would.")
+        raise TomatError("the step does not fit, so nothing was emitted. With the changes above it would.")
     if args.emit is not None:
         head = (
             f"# Planned for {plan.slice_.name} with {plan.compiled.compiler}: "

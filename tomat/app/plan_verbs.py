@@ -34,13 +34,13 @@ forms:
   tomat plan --config_path CONFIG --max_batch [--policies full,off]   the largest batch that fits
   tomat plan --config_path CONFIG --decode --grid NX NY NZ --atoms N   both decoders: patches at a time, seconds a cell
   tomat plan --sweep configs/sweeps/mfu-200m.yaml                      many steps, ranked, with a page
-  tomat plan --runs FILE                                               runs that others published, planned beside them
+  tomat plan --runs FILE                                               plans beside the runs that others published
   tomat plan --calibrate | --record RUN                                plan and measurement side by side
   tomat plan --calibrate --kernels FILE                                kernels that chips have timed, beside estimates
   tomat plan compare A B       two plans, profiles or breakdowns; exit status 1 if B's step grew
 
 Plans are cached in ~/.cache/tomat/plan, by the lowered program, the compiler and its flags; beyond --cache_gib the
-least recently used are removed. No variable of this environment decides the step: the configuration does.
+least recently used are removed. No environment variable changes the step: the configuration alone decides it.
 """
 
 DEFAULT_TRACKING_DIR = Path("docs/tracking")
@@ -53,45 +53,45 @@ OF_ONE_STEP = ("config_path", "like", "slice", "max_batch", "no_search", "docs",
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    text = "compile the training step for a TPU slice without one: memory, cycles, MFU"
+    text = "compile the training step for a TPU slice, which need not be there: memory, cycles, MFU"
     form = argparse.RawDescriptionHelpFormatter
     parser = add_verb(subparsers, "plan", text, _run_plan, epilog=EPILOG, formatter_class=form)
     what = parser.add_argument_group("what to plan")
     text = "a training configuration, a file or the name of one that ships; overrides (--a.b VALUE) follow"
     what.add_argument("--config_path", type=config_file("train"), help=text)
-    what.add_argument("--like", type=run_folder, metavar="RUN", help="a run's folder: its configuration")
+    what.add_argument("--like", type=run_folder, metavar="RUN", help="a run's folder, whose configuration is used")
     what.add_argument("--slice", help="accelerator type, such as v6e-16; default: the configuration's")
     text = "codec.json, for the densities in --executable"
     what.add_argument("--codec", type=existing_file, metavar="FILE", help=text)
     what.add_argument("--sweep", type=config_file("sweeps"), metavar="FILE", help="plan every row of a sweep")
-    text = "a table of Levanter runs (CSV): plan each row's step, and write the page of both"
+    text = "a table of Levanter runs (CSV): plan each row's step, and write the page that compares them"
     what.add_argument("--runs", type=existing_file, metavar="FILE", help=text)
-    text = "of --sweep and --runs: only this row; repeatable"
+    text = "with --sweep or --runs: only this row; repeatable"
     what.add_argument("--row", action="append", default=[], metavar="NAME", help=text)
-    text = "rows of a sweep, or kernels, at once (default 1: a row uses two cores, a kernel little more than one)"
+    text = "rows of a sweep, or kernels, to plan at once (default 1: a row uses two cores, a kernel hardly over one)"
     what.add_argument("--workers", type=positive_int, default=1, help=text)
     what.add_argument("--max_batch", action="store_true", help="find the largest batch that fits")
     what.add_argument("--policies", default="", help="with --max_batch: checkpoint policies, comma-separated")
     text = "plan the prediction of a cell instead of a step, by one decoder or both"
     what.add_argument("--decode", nargs="?", const="both", choices=("parallel", "autoregressive", "both"), help=text)
-    text = "of --decode: voxels along a, b, c"
+    text = "with --decode: voxels along a, b, c"
     what.add_argument("--grid", type=positive_int, nargs=3, metavar=("NX", "NY", "NZ"), help=text)
-    what.add_argument("--atoms", type=positive_int, metavar="N", help="of --decode: atoms of the cell")
-    text = "of --decode: the cell, instead of --atoms"
+    what.add_argument("--atoms", type=positive_int, metavar="N", help="with --decode: atoms of the cell")
+    text = "with --decode: the cell, instead of --atoms"
     what.add_argument("--structure", type=existing_file, metavar="FILE", help=text)
-    what.add_argument("--rounds", type=positive_int, metavar="R", help="of --decode: parallel passes (default: 1)")
-    text = "of --decode: keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
+    what.add_argument("--rounds", type=positive_int, metavar="R", help="with --decode: parallel passes (default: 1)")
+    text = "with --decode: type of the autoregressive decoder's keys and values (default: compute, the model's)"
     what.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
-    what.add_argument("--no_search", action="store_true", help="if it does not fit, do not look for what would")
+    what.add_argument("--no_search", action="store_true", help="do not look for changes that make the step fit")
     what.add_argument("--calibrate", action="store_true", help="plan every measured step again, and write the page")
-    text = "of --calibrate: judge the models by these kernel timings"
+    text = "with --calibrate: judge the models by these kernel timings"
     what.add_argument("--kernels", type=existing_file, metavar="FILE", help=text)
-    text = "of --kernels: only rows of this chip; repeatable"
+    text = "with --kernels: only rows of this chip; repeatable"
     what.add_argument("--chip", action="append", default=[], metavar="NAME", help=text)
-    text = "add a measured run to the calibration, or the lab's record (.json)"
+    text = "add a measured run, or a record of the lab (.json), to the calibration"
     what.add_argument("--record", type=Path, metavar="RUN", help=text)
     out = parser.add_argument_group("output")
-    out.add_argument("--json", type=report_file, metavar="FILE", help="write the plan; bytes, seconds, fractions")
+    out.add_argument("--json", type=report_file, metavar="FILE", help="write the plan, in bytes, seconds and fractions")
     out.add_argument("--top", type=count, default=12, help="operations and buffers to print (default 12)")
     out.add_argument("--docs", action="store_true", help="write the plan's page into the tracking folder")
     out.add_argument("--tracking_dir", type=Path, help=f"tracking folder (default: {DEFAULT_TRACKING_DIR})")
@@ -101,12 +101,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     limits = parser.add_argument_group("limits of a compile")
     text = "longest compile (default: 1800)"
     limits.add_argument("--time_limit_seconds", type=positive_float, default=1800.0, help=text)
-    text = "most memory of this machine (default: 16)"
+    text = "most memory to use on this machine (default: 16)"
     limits.add_argument("--memory_limit_gib", type=positive_float, default=16.0, help=text)
-    limits.add_argument("--cache_dir", type=Path, help="what was planned before (default: ~/.cache/tomat/plan)")
-    limits.add_argument("--cache_gib", type=positive_float, default=2.0, help="what the cache may hold (default 2)")
-    parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: growth of A's step that warns")
-    parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: growth of A's step that fails")
+    limits.add_argument("--cache_dir", type=Path, help="folder of the cache (default: ~/.cache/tomat/plan)")
+    limits.add_argument("--cache_gib", type=positive_float, default=2.0, help="largest size of the cache (default 2)")
+    parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: warn if the step grew by so much")
+    parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: fail if the step grew by so much")
     parser.set_defaults(takes_overrides=True, device_kind=None)
 
 
@@ -141,7 +141,7 @@ def _run_plan(args: argparse.Namespace) -> int:
         (args.policies and not args.max_batch, "--policies is for --max_batch; give both."),
         (args.max_batch and output, f"--max_batch writes no --{output}; plan the batch that it finds, with that flag."),
         (of_cell and not decodes, f"--{of_cell} is for --decode; give both."),
-        (decodes and of_step, f"--decode plans a prediction, which has no --{of_step}; leave one of them out."),
+        (decodes and of_step, f"--decode plans a prediction and does not go with --{of_step}; leave one of them out."),
         (decodes and args.grid is None, "--decode needs the voxels of the cell; give --grid NX NY NZ."),
         (
             decodes and (args.atoms is None) == (args.structure is None),
@@ -331,6 +331,6 @@ def _say_withheld() -> None:
     from tomat.perf.plan.compile.topology import withheld_variables
 
     if not chosen.quiet and (names := withheld_variables()):
-        what = f"set in this environment and kept from the compile: {', '.join(names)}"
-        where = "what decides a step is in the configuration (compiler.*, trainer.jax_config)"
+        what = f"environment variables that the compile does not see: {', '.join(names)}"
+        where = "set what changes a step in the configuration (compiler.*, trainer.jax_config)"
         print(f"note: {what}; {where}", file=sys.stderr)

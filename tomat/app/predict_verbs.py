@@ -26,41 +26,41 @@ MOST_SHOWN = 10
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    text = "electron densities of structures, by the model in the package, a run or a promolecule"
+    text = "predict densities of structures, with the model in the package, a run or a promolecule"
     parser = add_verb(subparsers, "predict", text, _run_predict)
     source = parser.add_mutually_exclusive_group()
-    text = "predict with a sum of atoms, promolecule.json"
+    text = "predict with this sum of atoms, a promolecule.json"
     source.add_argument("--promolecule", type=existing_file, metavar="FILE", help=text)
     text = "folder of a run, such as runs/demo, or hf://ORG/NAME (default: the model in the package)"
     source.add_argument("--run", dest="run_dir", type=run_or_hub, default=PACKAGED_MODEL, metavar="PLACE", help=text)
-    text = "POSCAR, CIF, CHGCAR (only its header is read), pymatgen's JSON, XYZ with a lattice, or folders of such"
+    text = "POSCAR, CIF, CHGCAR (only its header is read), pymatgen's JSON, XYZ with a lattice, or folders of these"
     parser.add_argument("--structure", nargs="+", required=True, type=existing_place, metavar="PATH", help=text)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the outputs")
-    parser.add_argument("--format", choices=FORMATS, default="chgcar", help="of the outputs (default: %(default)s)")
+    parser.add_argument("--format", choices=FORMATS, default="chgcar", help="their format (default: %(default)s)")
     grid = parser.add_mutually_exclusive_group()
     grid.add_argument("--grid", type=positive_int, nargs=3, metavar=("NX", "NY", "NZ"), help="voxels along a, b, c")
-    text = "largest voxel spacing in A (default: that of the training; of a field model or promolecule 0.065)"
+    text = "largest voxel spacing in A (default: that of the training; 0.065 for a field model or promolecule)"
     grid.add_argument("--spacing", type=positive_float, metavar="A", help=text)
-    grid.add_argument("--like", type=existing_place, metavar="PATH", help="the three sides of this density's grid")
-    text = "valence electrons, such as Sr=10,F=7 (default: those that the training set settles)"
+    grid.add_argument("--like", type=existing_place, metavar="PATH", help="use the grid of this density")
+    text = "valence electrons, such as Sr=10,F=7 (default: those that follow from the training set)"
     parser.add_argument("--valences", type=valences, metavar="SYMBOL=N,...", help=text)
-    text = "copy the augmentation occupancies of this one"
+    text = "copy the augmentation occupancies of this CHGCAR"
     parser.add_argument("--augmentation_from", type=existing_file, metavar="CHGCAR", help=text)
-    text = "for qe: charge-density.dat of pw.x for the same cell and cut-off, or a folder of NAME.save with one each"
+    text = "for qe: charge-density.dat of pw.x for the same cell and cut-off, or a folder of NAME.save with one in each"
     parser.add_argument("--vectors_from", type=existing_place, metavar="PATH", help=text)
     parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
-    parser.add_argument("--rounds", type=positive_int, metavar="R", help="of a run: passes a patch (default: 1)")
+    parser.add_argument("--rounds", type=positive_int, metavar="R", help="with --run: passes per patch (default: 1)")
     decoders = ("parallel", "autoregressive", "speculative")
     parser.add_argument("--decoder", choices=decoders, help="of a run (default: parallel)")
-    text = "bins that the other decoders take (default: median; sampled with one of the next three)"
+    text = "how the other decoders choose a bin (default: median; sampled with one of the next three)"
     parser.add_argument("--choice", choices=("greedy", "median", "sampled"), help=text)
-    parser.add_argument("--samples", type=positive_int, metavar="N", help="of a run: samples to average (default: 1)")
-    parser.add_argument("--temperature", type=positive_float, metavar="T", help="of samples (default: 1)")
-    parser.add_argument("--seed", type=count, metavar="S", help="of samples (default: 0)")
+    parser.add_argument("--samples", type=positive_int, metavar="N", help="samples to average (default: 1)")
+    parser.add_argument("--temperature", type=positive_float, metavar="T", help="temperature of samples (default: 1)")
+    parser.add_argument("--seed", type=count, metavar="S", help="seed of samples (default: 0)")
     text = "type of the keys and values that the autoregressive decoder keeps (default: compute, that of the model)"
     parser.add_argument("--kv_cache_dtype", choices=("compute", "int8"), help=text)
     parser.add_argument("--species", nargs="+", metavar="SYMBOL", help="elements of POSCARs that name none (VASP 4)")
-    text = "distances: atoms however near or far; normalisation: densities more than 10 %% off their electrons"
+    text = "distances: atoms at any distance; normalisation: densities more than 10 %% off their electrons"
     parser.add_argument("--accept", nargs="+", choices=("distances", "normalisation"), metavar="NAME", help=text)
     add_report(parser, "write the lines of all structures")
 
@@ -84,14 +84,14 @@ def valences(text: str) -> dict[int, float]:
         if symbol not in SYMBOLS or not number:
             raise argparse.ArgumentTypeError(f"found '{part}', expected SYMBOL=N such as Sr=10")
         if atomic_number(symbol) in found:
-            raise argparse.ArgumentTypeError(f"{symbol} is there twice")
+            raise argparse.ArgumentTypeError(f"{symbol} is given twice")
         found[atomic_number(symbol)] = positive_float(number)
     return found
 
 
 def _run_predict(args: argparse.Namespace) -> int:
     """Predict the density of each structure, and write it with a line of predictions.jsonl. Started again with the same
-    words, it does only what is missing. Exit status 1 if a structure could not be predicted."""
+    flags, it predicts only what is missing. Exit status 1 if a structure could not be predicted."""
     from tomat.data.density.rules import ACCEPTABLE as READ_RULES
     from tomat.data.density.rules import rules_of
 
@@ -101,7 +101,7 @@ def _run_predict(args: argparse.Namespace) -> int:
     if args.promolecule is not None and given:
         raise TomatError(f"--{next(iter(given))} is for --run; a promolecule has one answer. Leave it out.")
     if args.kv_cache_dtype == "int8" and args.decoder != "autoregressive":
-        said = f"--kv_cache_dtype int8: the {args.decoder or 'parallel'} decoder keeps none"
+        said = f"--kv_cache_dtype int8: the {args.decoder or 'parallel'} decoder has no such cache"
         raise TomatError(f"{said}; add --decoder autoregressive.")
     if args.augmentation_from is not None and args.format != "chgcar":
         raise TomatError(f"--augmentation_from is for --format chgcar, not {args.format}. Leave it out.")
@@ -109,7 +109,7 @@ def _run_predict(args: argparse.Namespace) -> int:
         what = "the charge-density.dat of pw.x for the same cell and cut-off (electron_maxstep = 1 is enough)"
         raise TomatError(f"--vectors_from goes with --format qe, which needs it: {what}.")
     if args.output.exists() and not args.output.is_dir():
-        raise TomatError(f"--output {args.output} is a file; expected a folder, which need not be there.")
+        raise TomatError(f"--output {args.output} is a file; expected a folder, which need not exist.")
     accept = tuple(args.accept or ())
     rules = rules_of(args.species, [name for name in accept if name in READ_RULES])
 
@@ -120,7 +120,7 @@ def _run_predict(args: argparse.Namespace) -> int:
     files, ignored = find_structures(args.structure, args.output)
     check_species_used((file.path for file in files), rules)
     asked = args.promolecule or ("the model in the package" if args.run_dir == PACKAGED_MODEL else args.run_dir)
-    tell(f"{counted(len(files), 'structure')}; by {asked}")
+    tell(f"{counted(len(files), 'structure')}, predicted by {asked}")
     predictor: Predictor
     if args.promolecule is not None:
         from tomat.predict.inference.sum_of_atoms import load_promolecule
@@ -168,11 +168,11 @@ def _run_predict(args: argparse.Namespace) -> int:
         bar.update(structures, description="structures", completed=len(files))
     ignored |= outcome.ignored
     failed, skipped = outcome.failed, outcome.skipped
-    done = f"{len(outcome.lines) - len(failed) - len(skipped):,} predicted, {len(skipped):,} there before"
+    done = f"{len(outcome.lines) - len(failed) - len(skipped):,} predicted, {len(skipped):,} already there"
     console.print(f"{done}, {len(failed):,} failed; {args.output / LINES_FILE}", soft_wrap=True)
     if ignored:
         names = ", ".join([*list(ignored)[:MOST_SHOWN], *(["..."] if len(ignored) > MOST_SHOWN else [])])
-        console.print(f"passed over {counted(len(ignored), 'other file')}: {names}", soft_wrap=True)
+        console.print(f"ignored {counted(len(ignored), 'other file')}: {names}", soft_wrap=True)
     for line in failed:
         name = "" if line["name"] in line["error"] else f"{line['name']}: "
         console.print(f"failed: {name}{line['error']}", soft_wrap=True)
@@ -185,7 +185,7 @@ def _said(line: dict[str, Any], skipped: bool) -> list[str]:
     if "error" in line:
         return [f"{line['name']}: failed"]
     if skipped:
-        return [f"{line['name']}: there already, of the same structure and settings"]
+        return [f"{line['name']}: already there, from the same structure and settings"]
     sides = " x ".join(map(str, line["grid"]))
     electrons = f"{line['electrons_before']:.4f} electrons"
     if "not known" not in line["electrons_from"]:

@@ -25,18 +25,18 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("target", nargs="+", metavar="PROFILE", help="see the forms below")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the breakdown or comparison")
     parser.add_argument("--top", type=count, default=15, help="operations to print (default 15)")
-    parser.add_argument("--device_kind", help="JAX's name of the chip, where the input does not hold it")
+    parser.add_argument("--device_kind", help="JAX's name of the chip, if the input does not hold it")
     text = "the program that a step executes; default: the longest of those that repeat"
     parser.add_argument("--program", metavar="NAME", help=text)
     parser.add_argument("--session", help="which session of a profile directory; default: the newest")
-    parser.add_argument("--xprof", action="store_true", help="is profiling/beside_xprof.py of a checkout now")
+    parser.add_argument("--xprof", action="store_true", help="now profiling/beside_xprof.py in a checkout")
     parser.add_argument("--docs", type=Path, metavar="DIR", help="write the run's page into this tracking folder")
     parser.add_argument("--run_name", help="name of the page (with --docs); default: the folder's")
     parser.add_argument("--baseline", help="run on record to diff the configuration against (with --docs)")
     parser.add_argument("--commit", default="", help="commit of the code that ran (with --docs)")
     parser.add_argument("--date", default="", help="ISO date of the run (with --docs)")
-    parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: growth of A's step that warns")
-    parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: growth of A's step that fails")
+    parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: warn if the step grew by so much")
+    parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: fail if the step grew by so much")
 
 
 def _run_profile(args: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def _run_profile(args: argparse.Namespace) -> int:
             raise TomatError(f"compare takes two profiles or breakdowns, got {len(words)}: {' '.join(words)}.")
         if given := next((name for name in OF_ONE_PROFILE if getattr(args, name)), None):
             how = "write the breakdown of each with --json, and compare these"
-            raise TomatError(f"--{given} is of one profile, which compare does not take; {how}.")
+            raise TomatError(f"--{given} is for one profile and does not go with compare; {how}.")
         return compare_targets(args, *words)
     if target == "index":
         if len(words) != 1:
@@ -59,7 +59,7 @@ def _run_profile(args: argparse.Namespace) -> int:
         console.print(f"up to date: {write_index(Path(words[0]))}")
         return 0
     if args.xprof:
-        raise TomatError("--xprof, which checks tomat itself, is profiling/beside_xprof.py of a checkout now.")
+        raise TomatError("--xprof, which checks tomat itself, is now profiling/beside_xprof.py in a checkout.")
     if words:
         got = f"{len(args.target)}: {' '.join(args.target)}"
         raise TomatError(f"expected one profile, got {got}. To compare: tomat profile compare A B.")

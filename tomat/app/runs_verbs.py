@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     ("run", "its name"),
-    ("steps", "in the log, of those it is to have"),
+    ("steps", "in the log, of those that were asked for"),
     (
         "state",
-        "what it wrote last: finished, preempted, stopped, a guard that ended it, or open, with the age of its log",
+        "by what it wrote last: finished, preempted, stopped, ended by a guard, or open, with the age of its log",
     ),
     ("checkpoint", "last step in the newest whole checkpoint; a resume goes on after it"),
-    ("cut short", "checkpoints after that one which are not whole and are never resumed from (`show`: all such)"),
+    ("cut short", "later checkpoints, which are not whole and are never resumed from (`show`: all of these)"),
     ("training loss", "of the first step -> mean of the last 10, in the unit of the configured loss"),
     ("validation loss", "the newest, in the same unit"),
-    ("MFU %", "median of the last 50 steps, every query counted against every key; - where the chip's peak is unknown"),
-    ("ran on", "devices and hosts of its newest piece; the slice that was asked for, where that is another"),
+    ("MFU %", "median of the last 50 steps, every query counted against every key; - if the chip's peak is unknown"),
+    ("ran on", "devices and hosts of its newest piece, and the slice that was asked for if it is another"),
     ("interruptions", "times it went on after SIGTERM, Ctrl-C, a notice of preemption or a kill"),
 )
 """Heading and meaning of each column of `list`; `show` has them as rows."""
@@ -42,7 +42,7 @@ LEGEND = "\n".join(f"  {heading:16} {meaning}" for heading, meaning in COLUMNS)
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    verbs = add_verbs(subparsers, "runs", "look at runs: state, losses, what they survived; their log; compare")
+    verbs = add_verbs(subparsers, "runs", "look at runs: state, losses, interruptions, log; compare them")
     for name, text, place, run in (
         ("list", "the runs in a folder or bucket, one a line", "folder or gs:// URL of runs, or of one", _run_list),
         ("show", "one run: its history, checkpoints and figures", "folder or gs:// URL of a run", _run_show),
@@ -67,7 +67,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     serve.add_argument("place", nargs="?", default="runs", metavar="DIR", help="folder or gs:// URL of runs (runs)")
     serve.add_argument("--port", type=port_number, default=8080, help="port (default: %(default)s)")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine alone)")
-    serve.add_argument("--token", action="store_true", help="make a token, and answer only those who know it")
+    serve.add_argument("--token", action="store_true", help="make a token, and answer only who sends it")
 
 
 def _run_list(args: argparse.Namespace) -> int:
@@ -100,7 +100,7 @@ def _run_show(args: argparse.Namespace) -> int:
     urls = find_runs(args.place)
     if urls != [args.place.rstrip("/")]:
         names = ", ".join(url.rsplit("/", 1)[-1] for url in urls)
-        raise TomatError(f"{args.place} holds runs and is none; name one of them: {names}.")
+        raise TomatError(f"{args.place} is a folder of runs, not a run; name one of them: {names}.")
     record = read_record(urls[0])
     checkpoints = list_checkpoints(urls[0], record.temporary_url)
     whole = [found for found in checkpoints if found.whole]
@@ -155,14 +155,14 @@ def _run_verify(args: argparse.Namespace) -> int:
 
 
 def _run_log(args: argparse.Namespace) -> int:
-    """Write the log of an output folder as a page: of each run and each measured sweep what it was for, where it ran,
-    settings that differ from the recipe, command, result. Notes below an entry stay."""
+    """Write the log of an output folder as a page: for each run and each measured sweep its purpose, where it ran,
+    settings that differ from the recipe, command, result. Notes below an entry are kept."""
     from tomat.base.storage import is_remote
     from tomat.report.pages.run_log_page import write_log_page
     from tomat.train.runs.run_log import RUN, read_log
 
     if args.output is None and is_remote(args.place):
-        raise TomatError(f"{args.place} is a bucket; say with --output FILE.md where the page is to be written.")
+        raise TomatError(f"{args.place} is a bucket; say where to write the page with --output FILE.md.")
     with waiting("reading the log and the runs"):
         log = read_log(args.place, time.time())
     page = write_log_page(log, args.output or Path(args.place) / LOG_PAGE)
@@ -179,7 +179,7 @@ def _run_log(args: argparse.Namespace) -> int:
 
 
 def _run_compare(args: argparse.Namespace) -> int:
-    """Hold runs against the first of them: settings that differ, losses over one another, figures, where the
+    """Compare runs with the first of them: settings that differ, losses drawn together, figures, where the
     time went."""
     from tomat.report.pages import compare_page
     from tomat.train.runs.compare import compare_runs
@@ -189,7 +189,7 @@ def _run_compare(args: argparse.Namespace) -> int:
     parts = compare_page.breakdown_parts(comparison)
     lines = [f"{line} {name}" for name, line in compare_page.sparklines(comparison)]
     scale = f"training loss of {len(comparison.common_steps):,} common steps, one scale"
-    lines.append(scale if lines else "the runs have no step in common that has a loss")
+    lines.append(scale if lines else "the runs have no common step with a loss")
     show(compare_page.settings_part(comparison), compare_page.figures_table(comparison), *parts, *lines)
     for reason in comparison.not_comparable:
         console.print(Text.assemble(("losses cannot be compared:", "yellow"), f" {reason}"))

@@ -42,7 +42,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     verbs = add_verbs(subparsers, "tokens", "look at sequences")
     show = add_verb(verbs, "show", "a sequence in words", _run_show)
     show.add_argument("shards", nargs="?", metavar="PLACE", help="a shard set: folder or gs:// URL")
-    show.add_argument("--row", type=count, default=0, help="row of the set, or of scattered voxels of --input")
+    show.add_argument("--row", type=count, default=0, help="row of the set; with --input, of scattered voxels")
     show.add_argument("--input", metavar="PATH", help="a density instead of a shard set")
     add_rule_flags(show)
     text = "first voxel"
@@ -54,7 +54,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
     layouts = add_verb(verbs, "layouts", "how much of a context is density", _run_layouts)
     add_flag(layouts, "--context", 8192, "tokens", type=positive_int)
-    text = "of the materials (default: 1 4 12 29 88)"
+    text = "numbers of atoms of the materials (default: 1 4 12 29 88)"
     layouts.add_argument("--atoms", type=positive_int, nargs="+", default=[1, 4, 12, 29, 88], help=text)
     add_flag(layouts, "--smallest_side", 8, "smallest side of packed cubes, in voxels", type=positive_int)
     add_report(layouts, "write the figures; shares are fractions")
@@ -68,19 +68,19 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     text = "read every chunk and compare its checksum; compare rows with their source; repair"
     verify = add_verb(verbs, "verify", text, _run_verify)
     verify.add_argument("shards", metavar="PLACE", help="folder or gs:// URL")
-    verify.add_argument("--input", metavar="PLACE", help="the densities (default: where `tomat retokenize` had them)")
-    verify.add_argument("--source", help="kind of --input, as in `tomat retokenize` (default: any that lies there)")
+    verify.add_argument("--input", metavar="PLACE", help="the densities (default: those that `tomat retokenize` read)")
+    verify.add_argument("--source", help="kind of --input, as in `tomat retokenize` (default: any found there)")
     add_rule_flags(verify)
-    text = "default: %(default)s; 0: none"
+    text = "rows to compare with their source (default: %(default)s; 0: none)"
     verify.add_argument("--sample", type=count, default=SAMPLE_ROWS, metavar="ROWS", help=text)
-    verify.add_argument("--seed", type=count, default=0, help="of the sample")
-    verify.add_argument("--repair", action="store_true", help="write the damaged chunks again, and only these")
+    verify.add_argument("--seed", type=count, default=0, help="seed of the sample")
+    verify.add_argument("--repair", action="store_true", help="write the damaged chunks again, and no others")
     add_report(verify)
 
 
 def _run_show(args: argparse.Namespace) -> int:
-    """A sequence of a shard set, or of a density with --input and --codec, in words: cell, atoms, first voxels. In a
-    layout of scattered voxels a density shows its row --row, drawn with seed 0."""
+    """Show a sequence of a shard set, or of a density with --input and --codec, in words: cell, atoms, first voxels. In
+    a layout of scattered voxels --row chooses the row of a density, drawn with seed 0."""
     import numpy as np
 
     from tomat.data.tokens.patch import humanise, token_runs
@@ -113,7 +113,7 @@ def _run_show(args: argparse.Namespace) -> int:
             voxels = draw_voxels(anchors_seed(0, name), grid.grid_shape, layout.context, args.row, args.row + 1)
             if voxels[0, 0] < 0:
                 rows = layout.material_rows(args.row + 1, grid.grid_shape)
-                raise TomatError(f"--row is {args.row}; {name} fills {counted(rows, 'row')} of {layout.name}, from 0.")
+                raise TomatError(f"--row is {args.row}; {name} has {counted(rows, 'row')} of {layout.name}, from 0.")
             ids = encode_scattered(grid, voxels, layout, codec)[0]
             lines = humanise_scattered(ids, voxels[0], Crystal.of(grid), grid.grid_shape, layout, codec, args.voxels)
         else:
@@ -181,7 +181,7 @@ def _cell(use: dict[str, Any] | None) -> str:
 
 
 def _run_info(args: argparse.Namespace) -> int:
-    """What a shard set holds, from its manifest alone."""
+    """Show what a shard set holds, from its manifest alone."""
     from tomat.data.tokens.shards import open_shards
 
     report_shards(open_shards(args.shards), args.json, {})
@@ -217,7 +217,7 @@ def report_shards(shards: Any, path: Path | None, extra: dict[str, Any]) -> None
     skipped = f", {len(manifest.skipped):,} skipped" if manifest.skipped else ""
     each = f"{counted(manifest.patches_per_material, 'row')} each"
     if manifest.short_materials:
-        each += f", {manifest.short_materials:,} of them fewer, which hold the whole cell"
+        each += f", but fewer for {manifest.short_materials:,}, whose rows hold the whole cell"
     known = manifest.promolecule_sha256
     rows = {
         "split": manifest.split or "-",
@@ -288,7 +288,7 @@ def _run_verify(args: argparse.Namespace) -> int:
             f"{100 * sample['nmae_fraction']:.4f} %"
         )
     elif args.sample:
-        why = "the set does not say where they lie (--input, or --source embedded, says it)"
+        why = "the set does not say where they lie (say it with --input or --source embedded)"
         console.print(f"not compared with its densities: {why}")
     write_report(args.json, figures | {"seconds": time.monotonic() - started})
     return 0
@@ -342,7 +342,7 @@ def _source(shards: Any, args: argparse.Namespace) -> Callable[[str], Any] | Non
 
     def get_grid(material_id: str) -> Any:
         if material_id not in readers:
-            raise TomatError(f"{place} has no material {material_id}; is it where the set came from?")
+            raise TomatError(f"{place} has no material {material_id}; is it what the set was made from?")
         return readers[material_id]()
 
     return get_grid

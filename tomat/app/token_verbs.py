@@ -14,15 +14,15 @@ SETTINGS: Mapping[str, str] = {
     "input": "folder or URL (gs://, s3://) of the densities",
     "output": "folder or gs:// URL of the shard set",
     "source": "rho_gga, materials_project, chgcar, folder or embedded (default: rho_gga)",
-    "filelist": "file with a material id a line, also below --input (default: all that --input holds)",
-    "split_file": "JSON with lists of indices into the filelist by split (default: every material)",
+    "filelist": "file with a material id per line, may be below --input (default: all that --input holds)",
+    "split_file": "JSON with a list of indices into the filelist for each split (default: every material)",
     "split": "split to take and to record (default: train)",
     "layout": "sequence layout, such as v3-p19; `tomat tokens layouts` compares them (default: v3-p19)",
     "codec": "codec to use, path or URL (default: fit one to these densities)",
     "promolecule": "promolecule to lay beside the rows, path or URL (default: fit one where the codec is fitted)",
-    "max_clipped_share": "share of its electrons a material may lose outside the codec, else skipped (default: 0.001)",
+    "max_clipped_share": "skip materials that lose more of their electrons outside the codec (default: 0.001)",
     "max_skipped": "materials that may be skipped: a number, or below 1 a share of all (default: 0.01)",
-    "seed": "of the anchors (default: 0)",
+    "seed": "seed of the anchors (default: 0)",
 }
 """Settings with their own flag in `--help`. Any other can be given in the same way: `--block_rows 128`."""
 
@@ -31,18 +31,18 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser = add_verb(subparsers, "tokenize", "write a shard set from densities, in one process", _run_tokenize)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", metavar="PATH", help="densities, or folders (also gs://) of them")
-    text = "embedded: train or validation"
+    text = "embedded densities: train or validation"
     source.add_argument("--demo", choices=("train", "validation"), metavar="SPLIT", help=text)
     add_rule_flags(parser)
     parser.add_argument("--layout", default="v3-p19", help="sequence layout (default: %(default)s)")
     parser.add_argument("--codec", type=Path, required=True, metavar="FILE", help="from `tomat codec fit`")
-    text = "laid beside the rows, from `tomat promolecule fit`"
+    text = "promolecule to lay beside the rows, from `tomat promolecule fit`"
     parser.add_argument("--promolecule", type=Path, metavar="FILE", help=text)
     parser.add_argument("--output", required=True, metavar="PLACE", help="folder or gs:// URL of the shard set")
-    add_flag(parser, "--patches_per_material", 64, "rows a material", type=positive_int)
-    parser.add_argument("--seed", type=count, default=0, help="of the anchors (default: %(default)s)")
+    add_flag(parser, "--patches_per_material", 64, "rows of each material", type=positive_int)
+    parser.add_argument("--seed", type=count, default=0, help="seed of the anchors (default: %(default)s)")
     parser.add_argument("--split", help="name of the split (default: the embedded one, or none)")
-    text = "share of its electrons a material may lose outside the codec, else skipped (default: 0.001)"
+    text = "skip materials that lose more of their electrons outside the codec (default: 0.001)"
     parser.add_argument("--max_clipped_share", type=share, metavar="SHARE", help=text)
     add_report(parser)
 
@@ -54,17 +54,17 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument(f"--{name}", metavar="VALUE", help=text)
     add_rule_flags(parser)
     add_flag(parser, "--runner", "pool", "where workers run", choices=("pool", "zephyr"))
-    text = "at most (default: pool one a core, zephyr one a unit)"
+    text = "most workers (default: pool one per core, zephyr one per unit)"
     parser.add_argument("--workers", type=positive_int, metavar="N", help=text)
-    text = "of a Zephyr worker, such as 4g (default: 2g)"
+    text = "memory of a Zephyr worker, such as 4g (default: 2g)"
     parser.add_argument("--worker_memory", default=None, metavar="SIZE", help=text)
-    parser.add_argument("--allow_cross_region", action="store_true", help="move data between regions knowingly")
+    parser.add_argument("--allow_cross_region", action="store_true", help="allow data to move between regions")
     add_report(parser, takes_overrides=True)
 
 
 def _run_tokenize(args: argparse.Namespace) -> int:
-    """Cut patches out of densities and write them as tokens. Stopped and started again with the same arguments it goes
-    on where it was, and ends with the same bytes."""
+    """Cut patches out of densities and write them as tokens. If it is stopped, the same command goes on where it was,
+    and ends with the same bytes."""
     from tomat.app.shard_verbs import report_shards
     from tomat.data.codec.files import load_codec
     from tomat.data.density.promolecule import Promolecule
@@ -101,9 +101,9 @@ def _run_tokenize(args: argparse.Namespace) -> int:
 
 
 def _run_retokenize(args: argparse.Namespace) -> int:
-    """Survey the densities, fit codec and promolecule (unless they are given), write the tokens. Stopped at any moment
-    and started again with the same arguments it goes on, and ends with the same bytes, whatever the number of workers.
-    Every setting of tomat/data/tokens/pipeline/config.py can be given as --name VALUE."""
+    """Survey the densities, fit codec and promolecule (unless they are given), write the tokens. If it is stopped, at
+    any moment, the same command goes on, and ends with the same bytes, whatever the number of workers. Every setting of
+    tomat/data/tokens/pipeline/config.py can be given as --name VALUE."""
     from tomat.data.tokens.pipeline.config import RetokenizeConfig, load_retokenize_config
     from tomat.train.settings.keys import check_words
 
@@ -131,7 +131,7 @@ def _run_retokenize(args: argparse.Namespace) -> int:
     if manifest.short_materials:
         asked = counted(manifest.patches_per_material, "row")
         fewer = counted(manifest.short_materials, "material")
-        console.print(f"{fewer} with fewer than {asked}, which hold the whole cell")
+        console.print(f"{fewer} with fewer than {asked}, where these hold the whole cell")
     for line in clipped_lines(manifest.clipped, manifest.max_clipped_share):
         console.print(line)
     for entry in manifest.skipped:

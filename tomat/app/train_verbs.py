@@ -50,11 +50,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--fork_step", type=count, metavar="N", help=text)
     text = "begin a new run with the weights alone of another one: fresh optimizer, step 0, its own warm-up"
     parser.add_argument("--warm_start", metavar="RUN_OR_CHECKPOINT", help=text)
-    text = "train a model in few bits, --quantised, on the distributions of this run or folder of weights"
+    text = "train the model in few bits of --quantised on the distributions of this run or folder of weights"
     parser.add_argument("--teacher", type=run_folder, metavar="RUN", help=text)
-    text = "folder that `tomat compress` wrote; its configuration is taken"
+    text = "folder that `tomat compress` wrote; its configuration is used"
     parser.add_argument("--quantised", type=Path, metavar="DIR", help=text)
-    parser.add_argument("--train", choices=("mlp", "all"), help="what of it is trained (default: all)")
+    parser.add_argument("--train", choices=("mlp", "all"), help="part of --quantised to train (default: all)")
     text = "compile the step for the configured TPU slice first, and do not start a run that cannot fit"
     parser.add_argument("--plan_first", action="store_true", help=text)
     parser.set_defaults(takes_overrides=True)
@@ -71,7 +71,7 @@ def _run_train(args: argparse.Namespace) -> int:
     if distils and None in (args.teacher, args.quantised):
         raise TomatError("a distillation needs --teacher RUN and --quantised DIR, a folder of `tomat compress`.")
     if distils and args.config_path is not None:
-        raise TomatError("--config_path does not go with --quantised, whose configuration is taken; override it.")
+        raise TomatError("--config_path does not go with --quantised, whose configuration is used; override that.")
     if distils and not (args.quantised / CONFIG_FILE).is_file():
         raise TomatError(f"--quantised {args.quantised} has no {CONFIG_FILE}; give a folder of `tomat compress`.")
     path = args.config_path or (args.quantised / CONFIG_FILE if distils else config_file("train")(DEFAULT_CONFIG))
@@ -156,5 +156,5 @@ def refuse_what_cannot_fit(config: "TrainConfig") -> None:
     said = f"{memory.required_bytes / 2**30:.2f} of {memory.capacity_bytes / 2**30:.2f} GiB of each device"
     if not step.fits:
         refused = f"run '{config.run_name}' does not fit {slice_.name}: it needs {said}"
-        raise TomatError(f"{refused}. `tomat plan` with the same arguments looks for the nearest changes that do.")
+        raise TomatError(f"{refused}. `tomat plan` with the same arguments looks for the nearest changes that fit.")
     tell(f"planned: needs {said}")

@@ -23,21 +23,21 @@ PARTS = ("mlp", "attention", "embedding", "environment")
 def register(subparsers: argparse._SubParsersAction) -> None:
     export = subparsers.add_parser(
         "export",
-        help="a run's model as safetensors, in a folder that predicts",
+        help="write a run's model as safetensors, in a folder that predicts",
         description="Write the weights of a run with all that is needed to predict: safetensors, configuration, codec, "
         "promolecule and a card. `tomat predict --run` and `tomat eval --run` take the folder.",
     )
     compress = subparsers.add_parser(
         "compress",
-        help="the same with its matrices in 8, 4, 3 or 2 bits a number",
+        help="the same with the matrices in 8, 4, 3 or 2 bits per number",
         description="Write the weights of a run in few bits, with all that is needed to predict. `tomat predict --run` "
         "and `tomat eval --run` take the folder, and unpack the weights as they load it.",
     )
-    compress.add_argument("--bits", type=positive_int, required=True, metavar="N", help="of a number: 8, 4, 3 or 2")
+    compress.add_argument("--bits", type=positive_int, required=True, metavar="N", help="bits per number: 8, 4, 3 or 2")
     text = "affine (8, 4 bits) or lut, a table (4, 3, 2 bits; default below 8)"
     compress.add_argument("--scheme", choices=("affine", "lut"), help=text)
     add_flag(compress, "--group", 128, "numbers that share a scale", type=positive_int, metavar="N")
-    text = f"matrices of {', '.join(PARTS)} (default: all), some with other bits: mlp=2,attention=4"
+    text = f"matrices of {', '.join(PARTS)} (default: all), if need be with other bits: mlp=2,attention=4"
     compress.add_argument("--what", type=parts, default=dict.fromkeys(PARTS), metavar="PART[=BITS],...", help=text)
     text = "matrices at once (default: the processor's cores)"
     compress.add_argument("--workers", type=positive_int, metavar="N", help=text)
@@ -45,9 +45,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument("--run", dest="run_dir", type=run_folder, required=True, metavar="DIR", help="the run")
         parser.add_argument("--step", type=count, help="checkpoint of the run (default: the newest)")
         parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to make")
-        text = "of the folder: safetensors (default), or huggingface, whose card the Hugging Face hub reads"
+        text = "form of the folder: safetensors (default), or huggingface, whose card the Hugging Face hub reads"
         parser.add_argument("--format", choices=("safetensors", "huggingface"), default="safetensors", help=text)
-        parser.add_argument("--licence", metavar="TEXT", help="of the weights, for the card")
+        parser.add_argument("--licence", metavar="TEXT", help="licence of the weights, for the card")
         add_report(parser, "write the sizes", run=_run_write)
     export.set_defaults(bits=None)
 
@@ -60,7 +60,7 @@ def parts(text: str) -> dict[str, int | None]:
         if part not in PARTS:
             raise argparse.ArgumentTypeError(f"found '{part}', expected one of {', '.join(PARTS)}")
         if part in found:
-            raise argparse.ArgumentTypeError(f"{part} is there twice")
+            raise argparse.ArgumentTypeError(f"{part} is given twice")
         found[part] = positive_int(bits) if bits else None
     return found
 
@@ -87,7 +87,7 @@ def _run_write(args: argparse.Namespace) -> int:
     from tomat.train.settings.config import recorded_config
 
     if is_weights_folder(args.run_dir):
-        raise TomatError(f"{args.run_dir} is a folder of weights already; give the run that it is of.")
+        raise TomatError(f"{args.run_dir} is a folder of weights already; give the run that it came from.")
     if recorded_config(args.run_dir / CONFIG_FILE).distillation is not None:
         if compression is not None:
             raise TomatError(f"{args.run_dir} trained a model in few bits already; `tomat export` writes it as it is.")

@@ -46,9 +46,9 @@ def add_verbosity(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how much is said")
     text = "results, warnings and errors alone: no progress, stages or remarks"
     group.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help=text)
-    text = "what was asked and found, and the log of JAX, Levanter and other libraries from info on"
+    text = "also what was asked and found, and the log of JAX, Levanter and other libraries from level info on"
     group.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=text)
-    text = f"least level of that log, on standard error: {', '.join(LOG_LEVELS)} (default: warning)"
+    text = f"lowest level of that log, on standard error: {', '.join(LOG_LEVELS)} (default: warning)"
     group.add_argument(LOG_LEVEL, choices=LOG_LEVELS, default=argparse.SUPPRESS, metavar="LEVEL", help=text)
 
 
@@ -191,12 +191,12 @@ def run_folder(text: str) -> Path:
 def output_file(text: str) -> Path:
     """An argparse type: a local file that can be written. Its folder need not exist."""
     if os.path.isdir(text):
-        raise argparse.ArgumentTypeError(f"{text} is a folder, expected the name of a file")
+        raise argparse.ArgumentTypeError(f"{text} is a folder, expected a file to write")
     folder = os.path.dirname(os.path.abspath(text))
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
     if not os.path.isdir(folder):
-        raise argparse.ArgumentTypeError(f"{text} lies below {folder}, which is no folder")
+        raise argparse.ArgumentTypeError(f"{text} lies below {folder}, which is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written: no permission in {folder}")
     return Path(text)

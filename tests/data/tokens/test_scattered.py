@@ -163,7 +163,7 @@ def test_verbs_tell_a_set_of_scattered_voxels(tmp_path, get_grid, codec, capsys)
         "4 rows of 512 tokens from 1 material, 16.2 % padding" in said and "1 material with fewer than 6 rows" in said
     )
     assert main(["shards", "info", str(tmp_path / "set")]) == 0
-    assert "1 of them fewer, which hold the whole cell" in " ".join(capsys.readouterr().out.split())
+    assert "but fewer for 1, whose rows hold the whole cell" in " ".join(capsys.readouterr().out.split())
     assert main(["shards", "verify", str(tmp_path / "set")]) == 0
     assert "4 rows (1,716 voxels) agree" in " ".join(capsys.readouterr().out.split())
     assert main(["tokens", "show", str(tmp_path / "set"), "--row", "3"]) == 0

@@ -95,8 +95,8 @@ def test_verify_finds_the_embedded_densities(tmp_path, codec, capsys):
 def test_verify_of_other_sets_asks_where_the_densities_lie(shards, capsys):
     run("shards", "verify", shards)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "not compared with its densities" in printed and "--input, or --source embedded, says it" in printed
-    with pytest.raises(TomatError, match="the embedded set has no material mp-0; is it where the set came from"):
+    assert "not compared with its densities" in printed and "say it with --input or --source embedded" in printed
+    with pytest.raises(TomatError, match="the embedded set has no material mp-0; is it what the set was made from"):
         run("shards", "verify", shards, "--source", "embedded")
     with pytest.raises(TomatError, match="which does not say where its densities lie. Leave them out"):
         run("shards", "verify", shards, "--accept", "zeros")

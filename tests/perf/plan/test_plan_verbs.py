@@ -94,7 +94,9 @@ def test_every_form_says_what_is_kept_from_the_compile(words, tmp_path, monkeypa
     words = [places.get(word, word) for word in words]
     assert main(["plan", *words, "--tracking_dir", str(tmp_path)]) == 2
     told = capsys.readouterr()
-    (note,) = [line for line in told.err.splitlines() if line.startswith("note: set in this environment and kept")]
+    (note,) = [
+        line for line in told.err.splitlines() if line.startswith("note: environment variables that the compile")
+    ]
     assert "XLA_FLAGS" in note and "XLA_FLAGS" not in told.out
 
 

@@ -24,7 +24,7 @@ def test_files_in_files_out(tmp_path, promolecule_file, capsys):
     words = ["--promolecule", promolecule_file, "--structure", tmp_path / "a.cif", "--output", tmp_path / "out"]
     assert predict(*words, "--spacing", "0.5", "--valences", "Na=1,F=7", "--json", tmp_path / "r.json") == 0
     told = capsys.readouterr().out
-    assert "1 structure; by " in told and "grid: --spacing 0.5" in told and "warning" not in told
+    assert "1 structure, predicted by " in told and "grid: --spacing 0.5" in told and "warning" not in told
     assert "scaled to 8.0000 (--valences) -> a.CHGCAR" in " ".join(told.split())
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["structures"][0]["spacing_a"] == pytest.approx([2.9017 / 6, 3.3302 / 8, 3.7458 / 8], abs=1e-3)
@@ -33,7 +33,7 @@ def test_files_in_files_out(tmp_path, promolecule_file, capsys):
     words[3:4] = [tmp_path / "a.cif", tmp_path / "in"]
     assert predict(*words, "--grid", 6, 8, 8, "--valences", "Na=1,F=7", "--json", tmp_path / "r.json") == 1
     told = " ".join(capsys.readouterr().out.split())
-    assert "0 predicted, 1 there before, 1 failed" in told and "passed over 1 other file: " in told
+    assert "0 predicted, 1 already there, 1 failed" in told and "ignored 1 other file: " in told
     assert "failed: bad has Cl, which no training density had; the model knows F Na Mg." in told
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["failed"] == ["bad"] and report["skipped"] == ["a"] and len(report["ignored"]) == 1
@@ -55,4 +55,4 @@ def test_a_full_disk_is_one_error_and_the_folder_is_finished_later(tmp_path, pro
     assert capsys.readouterr().err.count("error: cannot write") == 1
     assert sorted(os.listdir(tmp_path / "out")) == ["a.CHGCAR", "predictions.jsonl"]
     assert predict(*words, "--valences", "Na=1,F=7") == 0
-    assert "2 predicted, 1 there before, 0 failed" in " ".join(capsys.readouterr().out.split())
+    assert "2 predicted, 1 already there, 0 failed" in " ".join(capsys.readouterr().out.split())

@@ -149,7 +149,7 @@ def test_structures_and_known_outputs_are_looked_at_before_the_model(run_dir, tm
     assert told.index("over: failed") < told.index("loading the model")
     again, status, _, heavy = predicts(*words)
     assert status == 1 and not heavy
-    assert "good: there already" in again and "loading the model" not in again
+    assert "good: already there" in again and "loading the model" not in again
 
 
 def test_the_examples_of_the_guide_run(run_dir, tmp_path, monkeypatch):

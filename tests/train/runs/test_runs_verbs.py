@@ -49,7 +49,7 @@ def test_places_that_are_none_and_files_that_cannot_be_read_are_one_line(two_run
         ("list", f"{runs}/nothing", "nothing does not exist"),
         ("verify", f"{runs}/nothing", "nothing does not exist"),
         ("list", str(metrics), "holds no run"),
-        ("show", runs, "holds runs and is none"),
+        ("show", runs, "is a folder of runs, not a run"),
     ):
         assert main(["runs", verb, place]) == 2
         told = capsys.readouterr().err
@@ -86,7 +86,7 @@ def test_the_log_becomes_a_page(two_runs, tmp_path, capsys):
     assert "b" in (two_runs / "log.md").read_text()
     assert sorted(entry["name"] for entry in entries) == ["a", "b", "c"]
     assert main(["runs", "log", "memory://bucket/none"]) == 2
-    assert "say with --output" in capsys.readouterr().err
+    assert "say where to write the page with --output" in capsys.readouterr().err
 
 
 def test_runs_are_compared(two_runs, tmp_path, capsys):

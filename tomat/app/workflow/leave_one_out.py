@@ -46,7 +46,7 @@ def leave_one_out(
     check_compounds(asked or (), recipe.data.groups)
     chosen = list(dict.fromkeys(asked or compounds))
     if folds is not None and not 2 <= folds <= len(chosen):
-        raise TomatError(f"--folds is {folds}; expected from 2 to the {len(chosen)} compounds that are left out.")
+        raise TomatError(f"--folds is {folds}; expected 2 to {len(chosen)}, the number of compounds to leave out.")
     groups = {name: [name] for name in chosen}
     if folds is not None:
         # Every n-th compound, because compounds of the same element are next to each other.
@@ -63,7 +63,7 @@ def leave_one_out(
             kept, _ = parse_checked(read_bytes(report), str(report), "an evaluation", "Delete it.")
             kept = kept if "settings" not in kept else {label: kept}  # older files have the figures of one compound
             if any(one["settings"].get("config") != config_hash(config) for one in kept.values()):
-                raise TomatError(f"{report} is of a recipe with other settings; name another --output_dir.")
+                raise TomatError(f"{report} is from a recipe with other settings; name another --output_dir.")
             found |= kept
             continue
         result = train(config)
@@ -76,7 +76,7 @@ def leave_one_out(
             settings = run.settings(f"embedded train, {name}, stored grids") | {"config": config_hash(config)}
             present = {int(number) for each in materials for number in load_stored(each).atomic_numbers}
             if unseen := [symbol_of(number) for number in sorted(present - set(predictor.promolecule.elements))]:
-                console.print(f"{name} is not judged: no compound of this run's training has {', '.join(unseen)}")
+                console.print(f"{name} is not judged: no compound that this run trained on has {', '.join(unseen)}")
                 its[name] = {"settings": settings, "unseen_elements": unseen}
                 continue
             its[name] = predict_with_bar(predictor, materials, load_stored, settings, groups_of(materials)).to_dict()

@@ -76,7 +76,7 @@ def mfu(
     """
     is_run = isinstance(config_or_run, (str, os.PathLike)) and Path(config_or_run).is_dir()
     if is_run != (step_seconds is None):
-        raise TomatError("a step's seconds go with a configuration, and a run's folder has them in its log; give one.")
+        raise TomatError("give step_seconds with a configuration, and leave it out for a run, whose log has them.")
     if step_seconds is None:
         return _mfu_of_run(Path(str(config_or_run)), slice, overrides, atoms)
     from tomat.hardware.chips import slice_named
@@ -88,7 +88,7 @@ def mfu(
         raise TomatError(f"the configuration of {config.run_name} names no slice; give --slice, such as v6e-16.")
     found = slice_named(name)
     result = step_report(_work(config, _platform(found), atoms), found, step_seconds)
-    _refuse_impossible(result, f"--step_seconds is {step_seconds}", "Give seconds, and the slice that was measured.")
+    _refuse_impossible(result, f"--step_seconds is {step_seconds}", "Give the measured seconds, and their slice.")
     return result
 
 
@@ -111,7 +111,7 @@ def _work(config: TrainConfig, platform: str, atoms: int | None) -> StepWork:
     # A layout refuses a number of atoms that leaves no place for a voxel, but some layouts cut the sequence instead.
     layout = config.data.sequence_layout
     if atoms is not None and layout.preamble_tokens(atoms, layout.default_shape) >= config.seq_len:
-        raise TomatError(f"--atoms is {atoms}, whose tokens fill a sequence of {config.seq_len:,}; give fewer atoms.")
+        raise TomatError(f"--atoms is {atoms}, whose tokens alone fill a sequence of {config.seq_len:,}; give fewer.")
     return step_work(config, platform, atoms or TYPICAL_ATOMS)
 
 
@@ -134,13 +134,13 @@ def _mfu_of_run(run_dir: Path, slice_name: str | None, overrides: Sequence[str],
     notes = list(ran.notes)
     if ran.devices is not None:
         if slice_name is not None and asked_but_not_found(ran.devices, slice_name):
-            raise TomatError(f"--slice says {slice_name}, and {run_dir} ran on {ran.devices}; leave --slice out.")
+            raise TomatError(f"--slice says {slice_name}, but {run_dir} ran on {ran.devices}; leave --slice out.")
         found, platform = ran.devices.as_slice(slice_name or config.slice), ran.devices.platform
     else:
         found = None if slice_name is None else slice_named(slice_name)
         platform = _platform(found)
         if slice_name is not None:
-            notes = [f"{NOT_ON_RECORD}: {slice_name} is taken, as --slice says", *notes]
+            notes = [f"{NOT_ON_RECORD}: {slice_name} is assumed, as --slice says", *notes]
     result = run_report(_work(config, platform, atoms), RunTimes.from_rows(ran.rows, metrics_path), found)
     devices = None if ran.devices is None else str(ran.devices)
     result |= {"devices_that_ran": devices, "asked_slice": config.slice, "notes": notes}

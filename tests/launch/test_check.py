@@ -103,7 +103,7 @@ TAGGED = {**INTERNAL, "targetTags": ["web"]}
         ({"firewall-rules": (0, json.dumps([FOR_ONE_PORT, TAGGED]))}, FIREWALL, "failed", "no rule", "create"),
         ({"firewall-rules": (0, json.dumps([INTERNAL]))}, FOR_SSH, "failed", "no rule lets tcp 22 in", "0.0.0.0/0"),
         ({"project-info": (1, "'compute.projects.get'")}, KEYS, "failed", "projects.get", "roles/compute.viewer"),
-        ({"tpu-vm_list": (0, "")}, "ssh", "unknown", "not tried: there is no TPU VM", "as the launch installs"),
+        ({"tpu-vm_list": (0, "")}, "ssh", "unknown", "not tried: there is no TPU VM", "when it installs"),
         ({"buckets_describe": (0, "EUROPE-WEST4")}, BUCKET, "failed", "in europe-west4, the slice", "--location"),
         ({"buckets_describe": (1, "403")}, BUCKET, "failed", "403", "readable"),
     ],
@@ -162,4 +162,4 @@ def test_what_is_wrong_here_is_a_line_too_and_spot_chips_have_a_quota_of_their_o
     answers(world)
     assert main([*WORDS, "--spot", "--output_dir", "runs"]) == 1
     assert [words for words in world.calls() if "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI" in words]
-    assert "goes with the machine" in checks(world)["configuration"]["said"]
+    assert "is lost with the machine" in checks(world)["configuration"]["said"]

@@ -18,9 +18,9 @@ WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b"]
         ([*WORDS, "--slice", "null"], "names no slice"),
         ([*WORDS, "--slice", "v6e-5"], "slice 'v6e-5' is not known"),
         ([*WORDS, "--optimizer.no_such_key", "1"], "no_such_key"),
-        ([*WORDS, "--execute", "--output_dir", "runs"], "goes with the machine"),
+        ([*WORDS, "--execute", "--output_dir", "runs"], "is lost with the machine"),
         ([*WORDS, "--execute", "--output_dir", "gs://BUCKET/runs"], "your bucket"),
-        ([*WORDS, "--execute", "--trainer.checkpointer.temporary_base_path", "/tmp"], "goes with the machine"),
+        ([*WORDS, "--execute", "--trainer.checkpointer.temporary_base_path", "/tmp"], "is lost with the machine"),
         ([*WORDS, "--max_hours", "2", "--preemption.grace_seconds", "100"], "Set at most 75"),
         ([*WORDS, "--poll_seconds", "0"], "poll_seconds"),
         ([*WORDS, "--max_failures", "0"], "max_failures"),
@@ -60,9 +60,9 @@ def test_a_missing_gcloud_is_told(world, capsys, monkeypatch, tmp_path):
 def test_a_changed_checkout_is_not_sent_unasked(world, capsys):
     (world.checkout / "train_tomat_tpu.py").write_text("raise SystemExit\n")
     assert main([*WORDS, "--execute"]) == 2
-    assert "not as in the last commit: 1 file (train_tomat_tpu.py)" in capsys.readouterr().err
+    assert "changed since the last commit: 1 file (train_tomat_tpu.py)" in capsys.readouterr().err
     assert main(WORDS) == 0
-    assert "# warning: not as in the last commit" in capsys.readouterr().out
+    assert "# warning: changed since the last commit" in capsys.readouterr().out
     assert world.calls() == []
 
 
@@ -73,7 +73,7 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path, monkeypatch, capsys):
     assert "root of a checkout" in capsys.readouterr().err
     (tmp_path / "train_tomat_tpu.py").write_text("")
     assert main(WORDS) == 2
-    assert "no git checkout" in capsys.readouterr().err
+    assert "not a git checkout" in capsys.readouterr().err
 
 
 def test_a_name_that_another_run_has_is_refused_before_anything_is_paid(world, capsys):

@@ -247,7 +247,7 @@ def test_an_ended_launch_begins_anew_with_the_checkout_of_then():
     [
         (60.0, "launched by me@example.org as me on laptop, whose launcher looked"),
         # Its launcher is silent, and its slice trains.
-        (0.4 * HOUR, "is not of this launch and login.*left as it is.*--tpu_name"),
+        (0.4 * HOUR, "was not made by this launch and login.*left as it is.*--tpu_name"),
     ],
 )
 def test_another_login_never_touches_a_slice_that_trains(wait, said):
@@ -300,7 +300,7 @@ def test_a_laptop_that_wakes_leaves_the_launch_to_the_machine_that_went_on_with_
     twin = Twin(steps=9000)
     sleeper = launcher(twin)
     sleeper.clock = sleeper.machine.clock = Sleeper()
-    with pytest.raises(TomatError, match="launched by me@example.org as me on desktop now.*left to that one"):
+    with pytest.raises(TomatError, match="now launched by me@example.org as me on desktop.*left to that one"):
         sleeper.supervise()
     assert len(twin.slices) == (not finishes) and not twin.lost and twin.calls.count("create 16 chips on 4 hosts") == 1
     if not finishes:

@@ -128,12 +128,12 @@ def _of_the_slice(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) ->
     if quota is not None and not launch.reserved:
         words = ("beta", "quotas", "info", "describe", quota, f"--service={api}", own, "--format=json")
         judge = partial(_judge_quota, launch=launch)
-        remedy = f"ask for more of {quota} in {launch.zone} (https://cloud.google.com/tpu/docs/quota); the question "
+        remedy = f"ask for more of {quota} in {launch.zone} (https://cloud.google.com/tpu/docs/quota); this check "
         remedy += "needs gcloud's beta component and cloudquotas.googleapis.com"
         yield ask("quota", words, remedy, judge, optional=True)
         if (account := launch.service_account) is not None:
-            remedy = "the account needs roles/cloudquotas.viewer for this, and you roles/iam.serviceAccountTokenCreator"
-            remedy += " on it; a launch from a machine that acts as you needs neither"
+            remedy = "for this the account needs roles/cloudquotas.viewer, and you need "
+            remedy += "roles/iam.serviceAccountTokenCreator on it; a launch from a machine that acts as you needs none"
             yield ask(f"quota as {account}", (*words, _as(account)), remedy, judge, optional=True)
 
 
@@ -165,11 +165,11 @@ def _of_the_network(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str) 
         project, member = own.removeprefix("--project="), f"serviceAccount:{account}"
         words = ("projects", "get-iam-policy", project, "--flatten=bindings[].members")
         words += (f"--filter=bindings.members:{member}", "--format=value(bindings.role)")
-        remedy = "hosts give the slice back themselves when no launcher does: `gcloud projects add-iam-policy-binding "
+        remedy = "hosts need it to give the slice back if no launcher does: `gcloud projects add-iam-policy-binding "
         remedy += f"{project} --member={member} --role=roles/tpu.admin`, or a role of your own with tpu.nodes.delete"
         yield ask("right to give back", words, remedy, _may_delete, optional=True)
     words = ("compute", "project-info", "describe", own, name)
-    remedy = "gcloud asks for these before each ssh: you need compute.projects.get, as roles/compute.viewer has it"
+    remedy = "gcloud asks for these before each ssh: you need compute.projects.get, which roles/compute.viewer has"
     yield ask("ssh keys of the project", words, remedy)
     # In a shared VPC the network belongs to another project, so its name is a full one with "/".
     network, subnetwork = launch.network or "default", launch.subnetwork
@@ -201,7 +201,7 @@ def _of_the_firewall(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str,
     found = ask("a TPU VM to try ssh on", (*words, "--format=value(name.basename())", "--limit=1"), "", optional=True)
     if found.state != "ok" or not found.said:
         said = "not tried: there is no TPU VM in the zone" if found.state == "ok" else f"not tried: {found.said}"
-        yield CheckLine("ssh", "unknown", said, "it is tried as the launch installs; firewall and OS Login decide it")
+        yield CheckLine("ssh", "unknown", said, "the launch tries it when it installs; firewall and OS Login decide it")
         return
     reach = ("--internal-ip",) if launch.internal_ips else ()
     words = ("compute", "tpus", "tpu-vm", "ssh", found.said, f"--zone={launch.zone}", own, "--worker=0", *reach)
@@ -255,7 +255,7 @@ def _may_delete(output: str) -> Verdict:
     if {"roles/tpu.admin", "roles/editor", "roles/owner"} & set(roles):
         return "ok", ", ".join(roles)
     if any(not role.startswith("roles/") for role in roles):
-        return "unknown", f"{', '.join(roles)}; one of your own must have tpu.nodes.delete"
+        return "unknown", f"{', '.join(roles)}; a role of your own must have tpu.nodes.delete"
     return "failed", f"{', '.join(roles) or 'no role'} in the project, and none may delete a slice"
 
 
@@ -266,13 +266,13 @@ def _of_places(
 
     def judge(output: str) -> Verdict:
         place = output.lower()
-        return ("ok", f"in {place}") if same_region(place, region) else ("failed", f"in {place}, the slice in {region}")
+        return ("ok", f"in {place}") if same_region(place, region) else ("failed", f"in {place}, not in {region}")
 
     remote = {key: url for key, url in places.items() if url is not None and url.startswith("gs://")}
     buckets: dict[str, list[str]] = {}
     for key, url in remote.items():
         buckets.setdefault(url.removeprefix("gs://").partition("/")[0], []).append(key)
-    remedy = f"the bucket must be there, readable, and in {region}: what crosses regions is slow and paid by the byte "
+    remedy = f"the bucket must exist, be readable, and be in {region}: crossing regions is slow and paid by the byte "
     remedy += f"(`gcloud storage buckets create gs://NAME --location={region}`)"
     for bucket, keys in buckets.items():
         words = ("storage", "buckets", "describe", f"gs://{bucket}", "--format=value(location)")
@@ -320,7 +320,7 @@ def unfit_places(places: Mapping[str, str | None], data_disk: bool = False) -> l
         if place is not None and place.startswith("gs://BUCKET"):
             found = f"{place}; put your bucket in the place of BUCKET"
         elif place is not None and "://" not in place and not on_disk:
-            found = f"the folder '{place}', which other hosts do not see and which goes with the machine; give a bucket"
+            found = f"the folder '{place}', which other hosts do not see and is lost with the machine; give a bucket"
         else:
             continue
         problems.append(f"{key} is {found}, as in --{key} gs://my-bucket/...")

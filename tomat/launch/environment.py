@@ -34,7 +34,7 @@ def read_env_file(path: Path) -> dict[str, str]:
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        raise TomatError(f"{path} has mode {mode:03o}, so that others may read it; run `chmod 600 {path}`.")
+        raise TomatError(f"{path} has mode {mode:03o}, so others may read it; run `chmod 600 {path}`.")
     tracked = subprocess.run(["git", "ls-files", "--error-unmatch", "--", str(path)], capture_output=True)
     if tracked.returncode == 0:
         raise TomatError(f"{path} is in git; take it out (`git rm --cached {path}`), and change the secrets it holds.")
@@ -50,7 +50,7 @@ def read_env_file(path: Path) -> dict[str, str]:
             continue
         match = _LINE.fullmatch(text)
         if match is None:
-            raise TomatError(f"{where} is no variable; expected NAME=VALUE.")
+            raise TomatError(f"{where} is not a variable; expected NAME=VALUE.")
         name = match["name"]
         if not _NAME.fullmatch(name):
             raise TomatError(f"{where} has no name before '='; expected letters, digits and '_', no digit first.")
@@ -78,7 +78,7 @@ def _value(text: str, where: str) -> str:
         parts.append(word[1:-1] if word[0] in "'\"" else word[-1])
     rest = text[place:].strip(BLANKS)
     if rest and not rest.startswith("#"):
-        raise TomatError(f"{where} goes on behind a blank; put the value in quotes if it has spaces.")
+        raise TomatError(f"{where} goes on after a space; put the value in quotes if it has spaces.")
     return "".join(parts)
 
 

@@ -162,7 +162,7 @@ class TpuLaunch:
     def unwatched_words(self) -> str:
         if self.unwatched_hours is None:
             return "it is kept, at its price"
-        said = f"{self.unwatched_hours:g} h after the last look of a launcher, and "
+        said = f"{self.unwatched_hours:g} h after a launcher last looked, and "
         return f"its hosts stop the training in good order and give the slice back {said}15 min after its end"
 
     def write_watchdog(self, cap_seconds: float | None) -> None:

@@ -107,9 +107,9 @@ class Machine:
         if said not in {"absent", "unknown", *PASSING_STATES} and label != self.launch.label:
             self._released()
             raise TomatError(
-                f"the slice {self.launch.tpu_name} in {self.launch.zone} is not of this launch and login (its label is "
-                f"{label or 'none'}, not {self.launch.label}): it may train for somebody else, and is left as it is. "
-                f"Give another --tpu_name, or, if it is yours, give it back: {self.launch.delete.line}"
+                f"the slice {self.launch.tpu_name} in {self.launch.zone} was not made by this launch and login (its "
+                f"label is {label or 'none'}, not {self.launch.label}): it may train for somebody else, and is left as "
+                f"it is. Give another --tpu_name, or, if it is yours, give it back: {self.launch.delete.line}"
             )
         if said not in ("absent", "unknown"):
             self._hold()
@@ -213,7 +213,7 @@ class Machine:
         """The ending for a queued resource that failed and was given back. An immediate retry would fail again."""
         self._refuse_final(why)
         if why and refusal(why) is not Refusal.NO_CAPACITY:
-            raise TomatError(f"the queued resource failed: {why}. Mend that; nothing was started.")
+            raise TomatError(f"the queued resource failed: {why}. Correct that; nothing was started.")
         return Ending.NO_CAPACITY, f"the queued resource failed: {why or 'Google does not say why'}"
 
     def _refuse_final(self, said: str) -> None:
@@ -235,6 +235,6 @@ class Machine:
             if result.ok or "not_found" in said or "not found" in said:
                 self._released()
                 return True
-        self.say(f"NOT given back, and paid for until it is: {self.launch.delete.line}")
-        self.say(f"without that, {self.launch.unwatched_words}")
+        self.say(f"the slice was NOT given back, and costs money until you do: {self.launch.delete.line}")
+        self.say(f"if you do not, {self.launch.unwatched_words}")
         return False

@@ -46,7 +46,7 @@ class Tree:
         if not self.changed:
             return None
         named = ", ".join(self.changed[:3]) + (", ..." if len(self.changed) > 3 else "")
-        said = f"not as in the last commit: {counted(len(self.changed), 'file')} ({named})"
+        said = f"changed since the last commit: {counted(len(self.changed), 'file')} ({named})"
         return f"{said}; commit, or give --allow_dirty, which is recorded."
 
 
@@ -83,7 +83,7 @@ def read_tree(root: Path, config_path: Path, leave_out: Collection[Path] = ()) -
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     status = _git(root, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
     if listed is None or status is None:
-        raise TomatError("this folder is no git checkout; run `tomat launch` in the root of one, whose files it sends.")
+        raise TomatError("this folder is not a git checkout; run `tomat launch` in the root of one, which it sends.")
     commit = (_git(root, "describe", "--always") or NO_COMMIT).strip()
     changed = sorted({line[3:] for line in status.split("\0")} - {configuration})
     return Tree(root, commit, tuple(filter(kept, sorted(set(listed.split("\0"))))), tuple(filter(kept, changed)))
@@ -107,7 +107,7 @@ def build_pack(tree: Tree, config_path: Path, overrides: Sequence[str], target: 
         if path.is_symlink():
             link = os.readlink(path)
             if os.path.isabs(link) or not path.resolve().is_relative_to(tree.root.resolve()):
-                said = f"{name} is a link to {link}, outside of this checkout, and leads nowhere on another machine"
+                said = f"{name} is a link to {link}, outside this checkout, which leads nowhere on another machine"
                 raise TomatError(f"{said}; copy what it leads to, or name the link in .gitignore.")
             add(name, b"", link=link)
         elif path.is_file():  # a submodule is a folder, and a deleted file is still listed

@@ -115,7 +115,7 @@ def caps_of(
     hours = caps.hours(tpu_slice)
     if hours is not None and hours * 3600 <= 2 * MARGIN_SECONDS:
         raise TomatError(
-            f"the caps leave {hours * 60:.1f} minutes with a slice, of which stopping and giving back take "
-            f"{MARGIN_SECONDS / 60:.0f}; raise --max_hours or --max_cost."
+            f"the caps leave {hours * 60:.1f} minutes with a slice, and stopping and giving it back takes "
+            f"{MARGIN_SECONDS / 60:.0f} of them; raise --max_hours or --max_cost."
         )
     return caps

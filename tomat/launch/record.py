@@ -108,7 +108,7 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise TomatError(f"another `tomat launch` of this run is at work here ({folder}); let it.") from None
+            raise TomatError(f"another `tomat launch` of this run is at work here ({folder}); let it go on.") from None
         yield
 
 
@@ -123,7 +123,7 @@ def age_in_bucket(listing: str) -> float:
         at = {one["name"]: datetime.datetime.fromisoformat(one["time"]) for one in _LISTED.finditer(listing)}
         return max(0.0, (at[NOW_FILE] - at[RECORD_FILE]).total_seconds())
     except (KeyError, ValueError, TypeError):
-        said = f"the bucket does not say when {RECORD_FILE} and {NOW_FILE} were written, but '{listing.strip()[:200]}'"
+        said = f"asked when {RECORD_FILE} and {NOW_FILE} were written, the bucket says '{listing.strip()[:200]}'"
         raise TomatError(f"{said}; expected two lines of bytes, time and URL. Nothing was started.") from None
 
 

@@ -64,12 +64,12 @@ def skypilot_task(launch: TpuLaunch, zones: Sequence[str], caps: Caps, secrets: 
     """The YAML content of the managed job. `secrets` are names; SkyPilot takes their values from the environment."""
     hours = caps.hours(launch.slice)
     if hours is None:
-        said = "--engine skypilot counts neither steps nor money, and would start a run that crashes without end"
+        said = "--engine skypilot counts neither steps nor money, and would restart a crashing run for ever"
         raise TomatError(f"{said}; give --max_hours or --max_cost.")
     own = ("service_account", "network", "subnetwork", "data_disk", "reserved", "queued_resource", "internal_ips")
     for flag in (flag for flag in own if getattr(launch, flag)):
         said = f"--{flag} is for slices that tomat makes itself"
-        raise TomatError(f"{said}; with --engine skypilot such things are in ~/.sky/config.yaml (its `gcp` section).")
+        raise TomatError(f"{said}; with --engine skypilot set it in ~/.sky/config.yaml (its `gcp` section).")
     infra = [f"gcp/{zone.rpartition('-')[0]}/{zone}" for zone in zones]
     resources: dict[str, Any] = {
         "accelerators": f"tpu-{accelerator_type(launch.slice)}:1",
@@ -104,7 +104,7 @@ def skypilot_commands(
     missing = [name for name in secrets if name not in os.environ]
     if execute and missing:
         raise TomatError(
-            f"{', '.join(missing)} of {launch.env_file} not in the environment, from where sky takes secrets; "
+            f"not in the environment, from which sky takes secrets: {', '.join(missing)} of {launch.env_file}; "
             f"run `set -a; . {launch.env_file}; set +a` first."
         )
     # The label is only for tomat's own slices; SkyPilot has names.

@@ -104,7 +104,7 @@ class Supervisor:
             age = age_in_bucket([self._must(one, "Check the bucket").output for one in self.launch.date_record][-1])
             if (other := other_launcher(record, self.login, age)) is not None:
                 name = self.launch.run_name
-                raise TomatError(f"run '{name}' is launched by {other}; let it, or use another run_name.")
+                raise TomatError(f"run '{name}' is launched by {other}; leave it to that one, or use another run_name.")
             self._go_on(record, age)
         else:
             self._must(self.launch.send_pack, "Check the bucket and your access to it")
@@ -134,7 +134,7 @@ class Supervisor:
         if record.sha256 == own.sha256:
             self._say(f"going on with the launch of this run, {own.words}")
         elif self.new_pack:
-            self._say(f"going on with this checkout, {own.words}, in the place of pack {record.sha256[:12]}")
+            self._say(f"going on with this checkout, {own.words}, in place of pack {record.sha256[:12]}")
             self._must(self.launch.send_pack, "Check the bucket and your access to it")
             self._replaces = True
         else:
@@ -188,9 +188,9 @@ class Supervisor:
         began = self.clock.now()
         while (silent := self.clock.now() - self._said_at) >= WATCHED_SECONDS:
             if self.clock.now() - began >= self.policy.max_backoff_seconds:
-                said = f"the bucket has not taken the record of this launch for {silent / 60:.0f} min, so that another"
-                left = f"{self.launch.unwatched_words}. If nobody has: {self.machine.launch.delete.line}"
-                self.machine.leave(f"{said} may have gone on with it; {left}")
+                said = f"the bucket has not taken the record of this launch for {silent / 60:.0f} min, so another"
+                left = f"{self.launch.unwatched_words}. If none has, give it back: {self.machine.launch.delete.line}"
+                self.machine.leave(f"{said} launcher may have gone on with it; {left}")
             self.clock.sleep(self.policy.poll_seconds)
             self._renew()
 
@@ -207,8 +207,8 @@ class Supervisor:
                 if record.login == str(self.login) or not self.machine.held:
                     self._renewed_at = 0.0
                     other = f"{record.login} on {record.machine}"
-                    said = f"the run is launched by {other} now, which went on with it while nothing was heard of this"
-                    self.machine.leave(f"{said} launcher; it is left to that one, and nothing of it is given back here")
+                    said = f"the run is now launched by {other}, which went on with it while this launcher was silent"
+                    self.machine.leave(f"{said}; it is left to that one, and nothing of it is given back here")
             result = self.run(self.launch.write_record(self._record().text))
             why = None if result.ok else result.last_line
             self._said_at = self.clock.now() if result.ok else self._said_at
@@ -240,7 +240,7 @@ class Supervisor:
                 reason = "the training refused its input; the same command would be refused again"
             elif ending is Ending.CAPPED:
                 cap = f"the cap of {self.max_hours or 0:.2f} h with a slice is reached"
-                reason = f"{cap}; the same command goes on, anew"
+                reason = f"{cap}; the same command goes on, with a new cap"
             if reason is None and attempt > self.policy.max_restarts:
                 reason = f"{self.policy.max_restarts} restarts are used up"
             if reason is not None:
@@ -286,7 +286,7 @@ class Supervisor:
         launch = self.machine.launch
         running = "running" in self._statuses()
         if running and self._replaces:
-            self._say("stopping what trains of the pack before, in good order")
+            self._say("stopping the training of the earlier pack, in good order")
             self.run(launch.stop)
             running = False
         self._replaces = False

@@ -31,8 +31,8 @@ def test_packages_are_summed_and_one_that_began_again_counts_on(tmp_path, monkey
 
 def test_what_tells_none_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "POWERCAP", tmp_path / "none")
-    assert energy_counter("cpu", [0]) == f"{tmp_path / 'none'} has no counter of the processors"
-    assert energy_counter("tpu", [0]) == "a tpu tells none"
+    assert energy_counter("cpu", [0]) == f"{tmp_path / 'none'} has no energy counter of the processors"
+    assert energy_counter("tpu", [0]) == "a tpu does not report it"
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
     zone(tmp_path, "intel-rapl:0", "locked")
     assert "intel-rapl:0/energy_uj cannot be read" in str(energy_counter("cpu", [0]))
@@ -47,7 +47,7 @@ def test_a_gpu_is_the_one_that_jax_has(monkeypatch, visible, joules):
     found |= {f"nvmlDeviceGetHandleBy{how}": lambda name: (used[name], name)[1] for how in ("Index", "UUID")}
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**found))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert energy_counter("gpu", [5]) == "NVML does not tell: 5"
+    assert energy_counter("gpu", [5]) == "NVML does not report it: 5"
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     counter = energy_counter("gpu", [0])

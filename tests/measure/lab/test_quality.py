@@ -63,7 +63,7 @@ def test_losses_of_another_kind_are_not_compared_and_one_seed_says_nothing():
     alone = against_base(a_row("row", 1.0, 0.5, seeds=(1,)), base)
     assert alone.seeds == (1,) and alone.speed is None and alone.verdict == ""
     for text in ("0", "1,1", "1,a", "-1,2", ""):
-        with pytest.raises(TomatError, match="--seeds is .*two different ones"):
+        with pytest.raises(TomatError, match="--seeds is .*two or more different ones"):
             seeds_of(text)
     assert seeds_of("3,0") == [3, 0]
 
@@ -78,7 +78,7 @@ def test_settings_are_judged_on_training_compounds_alone(tmp_path):
     assert not names & {material.material_id for material in demo_materials("validation", groups)}
     assert tuning_overrides(config, tmp_path, 0.2, 7) == found
     assert found["data.source"] == "folder" and (found["data.validation_share"], found["data.split_seed"]) == (0.2, 7)
-    with pytest.raises(TomatError, match="by what they say of materials"):
+    with pytest.raises(TomatError, match="by their errors on materials"):
         check_judged(load_config(DEMO, ["--evaluation.patches_per_material", "0"]), ("embedded", "folder"))
 
 

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if machine.chip not in TPUS:
         show(
-            f"`tomat plan --calibrate` cannot use these rows: libtpu, its compiler, knows no {machine.name}. The "
-            "figures stand for themselves."
+            f"`tomat plan --calibrate` cannot use these rows: its compiler, libtpu, does not know {machine.name}. They "
+            "are of use on their own."
         )
     leads = jax.process_index() == 0
     report: dict[str, Any] = {
@@ -86,7 +86,7 @@ def _time_kernels(machine: Machine, args: argparse.Namespace, quick: bool) -> di
     if machine.device.platform != "tpu":
         left = [row for row in rows if row[0] in SPLASH]
         rows = [row for row in rows if row[0] not in SPLASH]
-        show(f"{counted(len(left), 'row')} of splash attention left out: its kernels are a TPU's.")
+        show(f"{counted(len(left), 'row')} of splash attention left out: its kernels run on TPUs only.")
     waiting = [row for row in rows if not record.has(row)]
     if had := len(rows) - len(waiting):
         show(f"{counted(had, 'row')} of {len(rows)} {is_or_are(had)} in {args.output} already.")

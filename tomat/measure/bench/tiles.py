@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     write_report(args.json, {"shape": vars(shape), "candidates": rows})
     if args.write and entry is not None:
         write_entry(shape, entry)
-        show(f"The table of {args.benchmark.replace('-', ' ')} has the shortest.")
+        show(f"The table of {args.benchmark.replace('-', ' ')} now has the fastest.")
     return 0
 
 
@@ -87,7 +87,7 @@ def _attention(args: argparse.Namespace) -> Question:
     if args.hidden_dim % args.num_heads or args.num_heads % args.num_kv_heads:
         raise TomatError(
             f"--hidden_dim {args.hidden_dim} --num_heads {args.num_heads} --num_kv_heads {args.num_kv_heads}: expected "
-            "the width to be a multiple of the heads, and the heads of those of the keys."
+            "--hidden_dim to be a multiple of --num_heads, and --num_heads of --num_kv_heads."
         )
     sizes = args.slice, args.batch, args.positions, args.hidden_dim, args.num_heads, args.num_kv_heads
     shape = AttentionShape(*sizes, args.dtype)

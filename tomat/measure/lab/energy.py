@@ -45,7 +45,7 @@ def energy_counter(platform: str, local_ids: Sequence[int]) -> EnergyCounter | s
     reason why there is none."""
     if platform in ("gpu", "cuda"):
         return _of_gpus(local_ids)
-    return _of_packages(POWERCAP) if platform == "cpu" else f"a {platform} tells none"
+    return _of_packages(POWERCAP) if platform == "cpu" else f"a {platform} does not report it"
 
 
 def _of_packages(root: Path) -> EnergyCounter | str:
@@ -63,7 +63,7 @@ def _of_packages(root: Path) -> EnergyCounter | str:
         )
     ]
     if not zones:
-        return f"{root} has no counter of the processors"
+        return f"{root} has no energy counter of the processors"
     try:
         ranges = [_count(zone / "max_energy_range_uj") for zone in zones]
         return EnergyCounter(CPU_SOURCE, [partial(_count, zone / "energy_uj") for zone in zones], 1e-6, ranges)
@@ -102,4 +102,4 @@ def _of_gpus(local_ids: Sequence[int]) -> EnergyCounter | str:
             readings.append(partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle))
         return EnergyCounter(GPU_SOURCE, readings, 1e-3, [None] * len(readings))
     except (pynvml.NVMLError, IndexError) as error:
-        return f"NVML does not tell: {error}"
+        return f"NVML does not report it: {error}"

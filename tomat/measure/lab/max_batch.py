@@ -127,8 +127,8 @@ class MaxBatch:
             self.setup = self.describe(self.config_path, self.words)
             self.stages.done(self.name)
             if self.setup["memory_source"] == PROCESS and self.config.limits.memory_bytes is None:
-                said = f"{self.setup['devices']} has no memory of its own that would end the search"
-                raise TomatError(f"{said} before this machine's does; give --memory_limit_gib.")
+                said = f"{self.setup['devices']} has no memory of its own, so the search would end only when this"
+                raise TomatError(f"{said} machine's memory is full; give --memory_limit_gib.")
             path = record_path(self.tracking_dir, self.name)
             earlier = read_record(path, MaxBatchRecord).searches if path.exists() else []
             # Searches of other policies are kept if everything else is the same.
@@ -161,7 +161,7 @@ class MaxBatch:
         unit = self.setup["data_axis_size"] * search.accumulations
         first, most = max(1, self.setup["batch_sequences"] // unit), self.most // unit
         if most < 1:
-            raise TomatError(f"--largest is {self.most}; expected at least {unit}, one sequence a microbatch.")
+            raise TomatError(f"--largest is {self.most}; expected at least {unit}, one sequence per microbatch.")
         search.stopped_by = ""
         while (size := next_size(search.tried, first, most, self.config.limits.memory_bytes, RUNS)) is not None:
             probe = self._probe(search, size, size * unit)

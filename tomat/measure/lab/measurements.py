@@ -34,12 +34,12 @@ def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
 
 def _measured(row: LabRow, sweep: str) -> CalibrationRow:
     if row.step_seconds is None:
-        raise TomatError(f"it has no answer ({row.status or 'not finished'})")
+        raise TomatError(f"it has no measured step ({row.status or 'not finished'})")
     config = load_config(row.config_file, override_words(dict(sorted(row.overrides.items()))), f"row {row.name!r}")
     # The record has only the name of the configuration file, and the file of that name here may be another one.
     if row.setup.get("config_hash", now := config_hash(config)) != now:
-        said = f"{row.config_file} with its settings is another configuration here than the one that was measured"
-        raise TomatError(f"{said}; start where that file lies, or restore it")
+        said = f"{row.config_file} with its settings is not the configuration that was measured"
+        raise TomatError(f"{said}; start where the measured file lies, or restore it")
     found = FoundDevices.from_words(row.setup.get("devices"), row.setup.get("hosts"))
     if found is None:
         raise TomatError(NOT_ON_RECORD)

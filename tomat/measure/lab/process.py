@@ -115,7 +115,7 @@ class RowProcess:
         self._process.join(5.0)
         code = self._process.exitcode
         if code == -signal.SIGKILL:
-            return RowError(OUT_OF_MEMORY, f"killed, {self._stage}: this machine's memory ran out, or somebody did it")
+            return RowError(OUT_OF_MEMORY, f"killed, {self._stage}: this machine's memory ran out, or a user did it")
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
         lines = ["it left no log"]
         with contextlib.suppress(OSError):

@@ -139,7 +139,7 @@ def seeds_of(text: str) -> list[int]:
     words = text.split(",")
     seeds = [int(word) for word in words if word.strip().isdecimal()]
     if len(seeds) != len(words) or len(set(seeds)) != len(seeds) or len(seeds) < 2:
-        raise TomatError(f"--seeds is {text!r}; expected two different ones or more from 0: the noise is their spread.")
+        raise TomatError(f"--seeds is {text!r}; expected two or more different ones from 0: the noise is their spread.")
     return seeds
 
 
@@ -205,7 +205,7 @@ class Quality:
             return self._runs
         ignore_absent_tpu()
         if len(self.sweep.rows) < 2:
-            raise TomatError(f"sweep {self.sweep.name} has one row; expected at least two, a base and what it may be.")
+            raise TomatError(f"sweep {self.sweep.name} has one row; expected at least two, a base and one to compare.")
         runs = {}
         slugs: set[str] = set()
         for row in self.sweep.rows:

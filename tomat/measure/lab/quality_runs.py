@@ -123,7 +123,7 @@ def check_judged(config: TrainConfig, sources: Sequence[str]) -> None:
     if config.data.source not in sources or asked.patches_per_material < 1:
         raise TomatError(
             f"data.source is {config.data.source} and evaluation.patches_per_material {asked.patches_per_material}; "
-            f"expected {' or '.join(sources)}, and at least 1: settings are compared by what they say of materials."
+            f"expected {' or '.join(sources)}, and at least 1: settings are compared by their errors on materials."
         )
 
 

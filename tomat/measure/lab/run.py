@@ -96,7 +96,7 @@ class Lab:
             asked = getattr(self.config, key)
             if how.get(key, asked) != asked:
                 raise TomatError(
-                    f"the record of {self.sweep.name} was measured with {key} {how[key]}, and {asked} is asked for; "
+                    f"the record of {self.sweep.name} was measured with {key} {how[key]}, but {asked} is asked for; "
                     "give --again to measure all rows anew, or another --tracking_dir."
                 )
         earlier = {row.name: row for row in record["rows"]}
@@ -179,7 +179,7 @@ class Lab:
         if self.devices not in (None, found):
             self._close(process)
             raise TomatError(
-                f"the record of {self.sweep.name} was measured on {self.devices}, and here is {found}; give another "
+                f"the record of {self.sweep.name} was measured on {self.devices}, but here is {found}; give another "
                 "--tracking_dir, or delete the record to measure anew."
             )
         self.devices = found

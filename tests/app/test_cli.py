@@ -84,7 +84,7 @@ WRONG = [
     ("train --data.groups crystals", "data.groups to 'crystals'; expected a list, as in [crystals]"),
     ("train CONFIG --resume", "resume, which is no setting; there are"),
     ("train CONFIG --resume yes", "resume, which is no setting; there are"),
-    ("page README.md", "README.md is of another kind by its name"),
+    ("page README.md", "README.md has the name of another kind of file"),
     ("page docs/tracking/data/200m-v6e16-fast-plan.json", "its page is 200m-v6e16-fast-plan.md"),
     ("predict --run RUN --structure README.md --output x --valences Sr", "found 'Sr', expected SYMBOL=N"),
     ("predict --run RUN --structure README.md --output x --valences Sr=10,Q=7", "found 'Q=7', expected SYMBOL=N"),

@@ -90,7 +90,7 @@ def shares_parts(rows: Sequence[CalibrationRow]) -> list[Part]:
             difference = None if planned is None else f"{100 * (planned - measured):+.1f}"
             if doubted is not None:
                 difference = f"{difference or ''} (doubted)".strip()
-                doubts.append(f"The profile's {name} of {row.name} cannot be: {doubted}")
+                doubts.append(f"The profile's {name} of {row.name} cannot be right: {doubted}")
             body.append((row.name, name, measured, planned, difference))
     heads = [Column("run"), Column("share"), Column("profile", percent), Column("planned", percent)]
     heads.append(Column("difference, points", right=True))

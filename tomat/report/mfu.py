@@ -20,8 +20,8 @@ def mfu_parts(report: Mapping[str, Any] | None) -> list[Part]:
     parts += [Note(f"{note}.") for note in report.get("notes", ())]
     parts.append(_figures(report))
     if "untimed" in report:
-        said = f"Of the step, on kernels without timings of this chip: {report['untimed']}."
-        parts.append(f"{said} The range has for them other chips' errors, or an assumed one of half (`kernels.md`).")
+        said = f"Share of the step on kernels without timings of this chip: {report['untimed']}."
+        parts.append(f"{said} For these the range has other chips' errors, or an assumed one of half (`kernels.md`).")
     if by_part := report.get("wall_seconds_by_part"):
         wall, lost = report["wall_seconds"], report.get("wall_mfu_full_lost") or {}
         said = f"The wall clock of {report['n_steps']:,} steps, {seconds(wall)}, by part"

@@ -55,7 +55,7 @@ def memory_parts(memory: MemoryReport) -> list[Part]:
         x, y = Axis("% of the allocations and frees of the schedule", from_zero=True), Axis("GiB", from_zero=True)
         parts.append(Chart("Memory over the schedule", series, x, y, said, size=(6.0, 3.75)))
     elif memory.fits:
-        parts.append("The plan does not hold its memory over the schedule: an earlier tomat made it. Plan again.")
+        parts.append("The plan has no memory over the schedule, as an earlier tomat made it. Plan again.")
     return parts
 
 

@@ -103,7 +103,7 @@ def published_report(
         "device's step is fitted to them."
     )
     planned = sum(not run.refused for run in runs)
-    left = f" {planned - len(found)} more can be planned and are not yet." if planned > len(found) else ""
+    left = f" {planned - len(found)} more can be planned but are not yet." if planned > len(found) else ""
     lead = f"{lead} {len(found)} of {len(runs)} rows are planned; {len(runs) - planned} cannot be.{left}"
     sections = [Section("", [lead], "introduction")]
     figures: dict[str, Any] = {"rows": len(runs), "planned": len(found)}
@@ -135,12 +135,11 @@ def _said() -> list[Part]:
             f"planned: the device's step, {1e3 * host.estimate:.0f} ms of the host ({1e3 * host.low:.0f} to "
             f"{1e3 * host.high:.0f}), since Levanter reads each loss before it dispatches the next step, and two "
             f"compiles of {compile_.estimate:.0f} s ({compile_.low:.0f} to {compile_.high:.0f}) in the record's time",
-            f"a fused loss is charged {percent(loss.estimate)} more than is planned of Levanter's of today "
-            f"({percent(loss.low)} to {percent(loss.high)}): its code was another in April 2026; learnt from the three "
-            "such rows whose shapes may choose",
+            f"a fused loss is charged {percent(loss.estimate)} more than is planned for today's Levanter "
+            f"({percent(loss.low)} to {percent(loss.high)}), whose code has changed since April 2026; learnt from the "
+            "three such rows that are not kept aside",
             "in range: the share of the measured steps that lie in the stated range",
-            "kept aside: every third shape, by a hash of its dimensions; what is chosen about a plan is chosen on the "
-            "others",
+            "kept aside: every third shape, by a hash of its dimensions; choices about a plan are made on the others",
         ])
     ]  # fmt: skip
 
@@ -227,7 +226,7 @@ def _repeats(runs: Sequence[PublishedRun]) -> list[Part]:
         return took(group)[-1] / took(group)[0] - 1
 
     return [
-        "Runs whose steps do the same, by whatever Levanter and compiler were on their days.",
+        "Runs whose steps do the same, each with the Levanter and the compiler of its day.",
         Table.of(
             "",
             sorted(repeated, key=apart),

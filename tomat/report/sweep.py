@@ -50,22 +50,22 @@ ASIDE = 1.035
 PLANNED_LEGEND = (
     "Planned, not measured. HBM: of one chip, required and available. Intervals are those of a step's parts "
     "(`kernels.md`); the error is mostly common to the rows of one model, so their order is surer than their figures. "
-    f"Without timings: the share of the step on kernels that no such chip has timed the like of ({UNKNOWN}: "
+    f"Without timings: the share of the step on kernels unlike any timed on such a chip ({UNKNOWN}: "
     "planned before that was kept)."
 )
 WINDOW_LEGEND = "A sliding window lowers the work that MFU counts, too: compare such rows by tokens/s."
 MEASURED_LEGEND = (
     "tok/s and step: median of the windows, whose range is least and most. accum: microbatches of a step. ahead: steps "
     "dispatched before a loss is read. shuffle: rows of a window of the shuffle. compile: lowering and compiling, "
-    "cached: as later starts do it. mem peak: {memory}. loss: after the warm-up, as long in every row. against base: "
-    "tokens a second over the base's, mean of pairs of windows beside each other, with its 95 % interval, by the "
-    "windows or by what starts of a row differ by, whichever is wider; within noise where that holds 1."
+    "cached: the same on later starts. mem peak: {memory}. loss: after the warm-up, as long in every row. against "
+    "base: tokens a second over the base's, mean of pairs of windows beside each other, with its 95 % interval, from "
+    "the windows or from the differences between starts of a row, whichever is wider; within noise if that contains 1."
 )
 MEMORY_SOURCES = {
     "device": "of the fullest device",
-    "process": "resident memory of the process, Python and JAX included (the devices say nothing)",
+    "process": "resident memory of the process, Python and JAX included (the devices report none)",
 }
-COMPARED = "Plans are for the slice named; on another device, a CPU above all, not even their order has to hold."
+COMPARED = "Plans are for the slice named; on another device, above all a CPU, even their order may be wrong."
 NOT_COMPARED = "No row is both planned (`tomat plan --sweep`) and measured (`tomat lab run`) in this tracking folder."
 
 
@@ -141,7 +141,7 @@ def _how(record: SweepRecord[LabRow]) -> list[Part]:
     }
     busy = median(window.others_busy_share for row in rows for window in row.windows)
     noted = shared_note(busy, "windows", "Speeds are below those of a quiet machine, and intervals are wide.")
-    once = ["Of one start, intervals do not hold what a process keeps for its life (some 3 % on a CPU)."]
+    once = ["With one start, intervals leave out what a process keeps for its life (some 3 % on a CPU)."]
     return [Facts(facts), *noted, *(once if how.get("rounds") == 1 else ())]
 
 
@@ -382,7 +382,7 @@ def epochs_parts(rows: Sequence[LabRow], epoch_rows: int | None) -> list[Part]:
     heads = [Column("run"), *columns("batch", "accum", "tok/s", show=number(0))]
     heads += [Column("mem peak MiB", number(0, 1 / MIB)), Column("est hours / epoch", significant(3))]
     said = "; ".join(f"{n:,} sequences of {length:,} tokens ({n * length:,} an epoch)" for n, length in sorted(sizes))
-    return [Table("", heads, body), f"Of {said}, padding included; evaluation and checkpoints not."]
+    return [Table("", heads, body), f"For {said}, padding included; evaluation and checkpoints not."]
 
 
 def scaling_parts(name: str, rows: Sequence[RowRecord]) -> list[Part]:

@@ -286,5 +286,5 @@ def test_windows_of_other_settings_are_not_said_to_be_of_those_asked_for(folder)
     # The starts that are on record were two.
     record = lab_of(folder, Machine(), rounds=1).run()
     page = write_lab_page(record, folder / "track").read_text()
-    assert record["measured_with"]["rounds"] == 2 and "Of one start" not in page
+    assert record["measured_with"]["rounds"] == 2 and "With one start" not in page
     assert lab_of(folder, Machine(), window_seconds=5.0).run(again=True)["measured_with"]["window_seconds"] == 5.0

@@ -119,7 +119,7 @@ def test_references_are_found_by_name(folder):
     assert item["name"] == "Si"
     assert np.array_equal(values_of(item["values"]["reference"]), read(truth / "Si.cube"))
     (truth / "Si.cube").rename(truth / "other.cube")
-    with pytest.raises(TomatError, match="called as a prediction"):
+    with pytest.raises(TomatError, match="named like a prediction"):
         pages.predictions_page(folder, str(truth))
 
     page = pages.density_page(str(folder / "Si.cube"))

@@ -42,7 +42,7 @@ def test_what_stands_below_a_figure_is_said_once():
         ("profile.json", '{"format_version": 1, "ops": 3}', "profile.json is damaged"),
         ("plan.json", '{"program_key": "x", "breakdown": null}', "the memory of the plan .*plan.json is damaged"),
         ("CHGCAR", "nothing", "CHGCAR"),
-        ("page.html", "nothing", "is of another kind by its name"),
+        ("page.html", "nothing", "has the name of another kind of file"),
     ],
 )
 def test_what_is_none_of_them_is_refused_in_one_line(tmp_path, name, content, words):

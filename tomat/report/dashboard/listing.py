@@ -188,7 +188,7 @@ def own_path(files: Any, root: str, name: str) -> str:
         if not Path(real).is_relative_to(os.path.realpath(root)):
             raise TomatError(f"{path} is a link that leads out of the run; put the file itself there.")
         if os.path.exists(real) and not os.path.isfile(real) and not os.path.isdir(real):
-            raise TomatError(f"{path} is no file.")
+            raise TomatError(f"{path} is not a file.")
     return path
 
 

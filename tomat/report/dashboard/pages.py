@@ -33,10 +33,10 @@ FIGURES: tuple[tuple[Column, Callable[[RunRow], Cell]], ...] = (
 
 def runs_page(place: str, rows: Iterable[RunRow]) -> str:
     lead = (
-        "Losses are means of the last ten steps; speeds and MFU medians of the last 50. Interruptions are those that a "
-        f"run went on after. Planned is the estimate of a {PLAN_FILE} in the run's folder: "
-        "`tomat plan --like RUN --json RUN/plan.json`; a step is held against it where the run ran on its slice. Runs "
-        "that are marked are drawn over one another."
+        "Losses are means of the last ten steps; speeds and MFU medians of the last 50. Interruptions are those after "
+        f"which a run went on. Planned is the estimate of a {PLAN_FILE} in the run's folder: "
+        "`tomat plan --like RUN --json RUN/plan.json`; a step is compared with it if the run ran on its slice. Runs "
+        "that are marked are drawn together."
     )
     shown: list[tuple[Column, Callable[[RunRow], Cell]]] = [
         (Column("run"), lambda row: Link(row.name, run_address(row.name))),

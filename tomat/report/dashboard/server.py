@@ -150,7 +150,7 @@ def serve(place: str, *, host: str, port: int, with_token: bool) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise TomatError(f"{host}:{port} cannot be listened at: {error.strerror}. Give another --port.") from None
+            raise TomatError(f"cannot listen at {host}:{port}: {error.strerror}. Give another --port.") from None
     uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
 
 

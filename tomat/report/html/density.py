@@ -36,8 +36,8 @@ LOOKED_AT = ReadRules(accept=("fractional_electrons", "electrons", "atoms"))
 and people want to look at bad predictions too. The page states the number of electrons."""
 
 NOTHING_KEPT = (
-    f"The run's folder holds no densities: `tomat train` leaves {REFERENCE_DENSITY} and {PREDICTED_DENSITY} of "
-    "the first held-out material where it predicts whole cells and draws pictures (evaluation.free_running, "
+    f"The run's folder holds no densities: `tomat train` writes {REFERENCE_DENSITY} and {PREDICTED_DENSITY} of "
+    "the first held-out material if it predicts whole cells and draws pictures (evaluation.free_running, "
     "evaluation.picture). Predict one with `tomat predict --run RUN`, and give the output to `tomat page`."
 )
 
@@ -202,9 +202,9 @@ def predictions_page(folder: Path, reference: str | None = None, rules: ReadRule
         shown.append(beside(name, density, None if place is None else open_density(place, rules=rules)))
     lead: list[Any] = [f"{len(done):,} predicted, {len(lines) - len(done):,} failed; {folder}.", *_made_by(done)]
     if len(files) > MOST_SHOWN:
-        lead.append(f"The first {MOST_SHOWN} are drawn. A page of another one: `tomat page {files[MOST_SHOWN][1]}`.")
+        lead.append(f"The first {MOST_SHOWN} are drawn. To draw another one: `tomat page {files[MOST_SHOWN][1]}`.")
     if not files:
-        lead.append("None of them is in a format that tomat reads as a density, so that none is drawn.")
+        lead.append("None of them is in a format that tomat reads as a density, so none is drawn.")
     return _page(folder.resolve().name, "prediction", shown, lead, (_lines_table(lines),))
 
 
@@ -257,9 +257,9 @@ def _references(reference: str | None, names: Sequence[str]) -> dict[str, str]:
         return {names[0]: next(iter(found.values()))}
     matching = [name for name in names if name in found]
     if not matching:
-        said = f"no density of {reference} is called as a prediction ({', '.join(names[:5])})"
+        said = f"no density of {reference} is named like a prediction ({', '.join(names[:5])})"
         here = ", ".join(list(found)[:5])
-        raise TomatError(f"{said}; found {here}. Give a folder whose files are called as the structures were.")
+        raise TomatError(f"{said}; found {here}. Give a folder whose files are named like the structures.")
     return {name: found[name] for name in matching}
 
 

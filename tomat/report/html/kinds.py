@@ -71,7 +71,7 @@ def page_of(
     elif path.is_dir() and not any(path.rglob("*.xplane.pb*")) and not any(path.rglob("*.trace.json*")):
         raise TomatError(f"{target} is a folder of another kind; expected {EXPECTED}.")
     elif path.is_file() and not path.name.endswith(PROFILES):
-        raise TomatError(f"{target} is of another kind by its name; expected {EXPECTED}.")
+        raise TomatError(f"{target} has the name of another kind of file; expected {EXPECTED}.")
     return breakdown_page(load_breakdown(target, device_kind=device_kind), "profile")
 
 
@@ -94,7 +94,7 @@ def _is_density(target: str) -> bool:
 def default_output(target: str) -> Path:
     """Where the page of `target` goes: `index.html` in a folder, `NAME.html` beside a file."""
     if "://" in target:
-        raise TomatError(f"{target} is no local place; give a file with --output.")
+        raise TomatError(f"{target} is not a local place; give a file with --output.")
     path = Path(target)
     if path.is_dir() and path.suffix not in (".zarr", ".save"):
         return path / HTML_FILE

@@ -99,8 +99,8 @@ def _achieved(metrics: Metrics, record: RunRecord, free: FreeRunningResult | Non
         better = sum(each.free_running_nmae < each.promolecule_nmae for each in free.materials)
         words = f"NMAE, median of {ours.materials} held-out cells predicted from their structures"
         found.append((share(ours.median), f"{words}; mean {share(ours.mean)}, worst {share(worst)}"))
-        found.append((share(atoms.median), f"of the sum of atoms there; mean {share(atoms.mean)}"))
-        found.append((f"{better} of {ours.materials}", "cells on which the model is the better one"))
+        found.append((share(atoms.median), f"the same of the sum of atoms; mean {share(atoms.mean)}"))
+        found.append((f"{better} of {ours.materials}", "cells on which the model is better"))
     curves = metrics.curves
     for name, words, steps in ((TRAINING_LOSS, "training loss", LAST_STEPS), (VALIDATION_LOSS, "validation loss", 1)):
         if name in curves:
@@ -144,7 +144,7 @@ def _curves(metrics: Metrics) -> list[Any]:
         return [f"{METRICS_FILE} holds no line yet."]
     parts: list[Any] = []
     if any(len(kept_points(curve.values)) < len(curve.values) for curve in curves.values()):
-        said = f"Of curves of many points the smallest and the largest value of each of {BUCKETS} stretches are drawn"
+        said = f"Curves of many points are drawn by the smallest and largest value of each of {BUCKETS} stretches"
         parts.append(Note(f"{said}; figures in the table are of all points."))
     losses = {name: curves[name] for name in (TRAINING_LOSS, VALIDATION_LOSS) if name in curves}
     if losses:
@@ -205,8 +205,8 @@ def _configuration(config: Mapping[str, Any]) -> list[Any]:
     if recipes := recipes_beside(settings):
         name, n, differing = recipes[0]
         parts.append(
-            f"The shipped configuration that is nearest is {name}: of the {n} settings that it makes, "
-            f"{len(differing)} are others here."
+            f"The nearest shipped configuration is {name}: of the {n} settings that it makes, "
+            f"{len(differing)} differ here."
         )
         if differing:
             rows = [(Code(key), str(mine), str(theirs)) for key, (theirs, mine) in sorted(differing.items())]

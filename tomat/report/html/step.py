@@ -79,7 +79,7 @@ def unfit_page(report: Mapping[str, Any], origin: str) -> Report:
     title = str(report.get("run_name", "a plan"))
     tried = trials_part(trials) if "nearest_fits" in report else "Nothing else was tried."
     sections = (
-        Section("", ("This step does not fit into the memory of a device, so that it has no times.",)),
+        Section("", ("This step does not fit into the memory of a device, so it has no times.",)),
         Section("The step", (facts,)),
         Section("Memory", _memory_parts(read_memory(report.get("memory") or {}, origin))),
         Section("What was tried instead", (tried,)),
@@ -156,7 +156,7 @@ def _box_charts(breakdown: Breakdown) -> list[Figure]:
     tiles = {"type": "treemap", "maxdepth": 4, "pathbar": {"visible": True}}
     flame_words = "The step on top, below it the direction, the model's modules and the operations; "
     flame_words += "width is time, colour the kind of operation."
-    tile_words = "Kinds of operations, in them parts of the model, in them operations; area is time."
+    tile_words = "Kinds of operations, in these the parts of the model, in these the operations; area is time."
     figures = []
     for title, path_of, look, words, height in (
         ("Flame chart: the step by module and operation", modules, flames, flame_words, 520),

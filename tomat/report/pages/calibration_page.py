@@ -228,7 +228,7 @@ ERRORS = {
 def kernels_report(record: Mapping[str, Any]) -> Report:
     lead = (
         "Programs that chips have run, compiled by `tomat plan --calibrate --kernels FILE`, costed by a plan's model "
-        "(`tomat/perf/cost/chip_model.py`). Errors are of kernels left out of the fit, with all of their shape."
+        "(`tomat/perf/cost/chip_model.py`). Errors are of kernels left out of the fit with all others of their shape."
     )
     chips = record["chips"]
     rows = [(chip, *(of["all"][key] for key in ERRORS), _compiled_by(of["compilers"])) for chip, of in chips.items()]
@@ -236,7 +236,7 @@ def kernels_report(record: Mapping[str, Any]) -> Report:
     if few := [chip for chip, values in chips.items() if not values["fitted"]]:
         parts.append(f"Too few kernels to fit: {', '.join(few)}, judged by the parameters that were on record.")
     if missing := sum(values["all"]["unscheduled_pallas_kernels"] for values in chips.values()):
-        said = f"Of {counted(missing, 'Pallas kernel')} no schedule was found: their estimate is HBM traffic alone."
+        said = f"No schedule was found for {counted(missing, 'Pallas kernel')}: the estimate is HBM traffic alone."
         parts.append(said)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row in record["refused"]:

@@ -92,10 +92,10 @@ def _introduction(record: Mapping[str, Any]) -> list[Part]:
         Facts(facts),
         "A seed decides the initial weights and the order of the data; a row and its base of one seed are a pair. "
         "Speeds, of rows trained in turn, are less sure than those of `tomat lab run`, which interleaves windows.",
-        "Whole compositions judge that no row is trained on. tomat's held-out compounds are neither trained on nor "
-        "looked at, so that a choice made here can be tested on them."
+        "Rows are judged by whole compositions that none of them trains on. tomat's held-out compounds are neither "
+        "trained on nor looked at, so a choice made here can be tested on them."
         if embedded
-        else "What is chosen by the materials that judge has to be tested on others.",
+        else "A choice made by these materials has to be tested on others.",
     ]
     if _with_curves(record):
         parts.append(
@@ -115,8 +115,8 @@ def _exact_parts(record: Mapping[str, Any]) -> list[Part]:
     rows = [row for row in record["rows"] if row["exact"] and row["figures"]]
     if not rows:
         return ["No row of this kind has been trained."]
-    said = "Largest relative difference of the loss to the base of the same seed, of which rounding grows with the "
-    said += "steps; over noise: the largest window difference of the mean curve over the noise."
+    said = "Largest relative difference of the loss to the base of the same seed; its part from rounding grows with "
+    said += "the steps. over noise: the largest window difference of the mean curve over the noise."
     return [Table.of("", rows, shown), said]
 
 
@@ -135,8 +135,8 @@ def _quality_parts(record: Mapping[str, Any]) -> list[Part]:
     legend = (
         "Means over seeds. against base: tokens a second over the base's, - base: less the base's (losses in "
         f"{record['loss_unit']}, errors in percentage points); means of the pairs with Student's 95 % interval. "
-        "Within noise: the interval holds 1, or 0. The verdict on quality is by the first error that there is, else "
-        "by the loss; what other figures say, if not the same, stands behind it; one in twenty is chance. "
+        "Within noise: the interval contains 1, or 0. The verdict on quality is by the first error that there is, else "
+        "by the loss; other figures that disagree stand behind it; one in twenty is chance. "
         "loss: on what was set aside, at the end; losses of another kind are not compared."
     )
     return [Table.of("", rows, [*shown, (Column("verdict"), _verdict)]), legend]

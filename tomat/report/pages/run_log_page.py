@@ -67,7 +67,7 @@ def run_parts(entry: Entry) -> list[Part]:
         starts = [f"step {piece.step} ({piece.time[:19].replace('T', ' ')})" for piece in entry.pieces]
         parts.append(f"In {counted(len(starts), 'piece')}, from {', '.join(starts)}.")
     if not entry.folder:
-        parts.append("The run's folder is gone or holds a later run; these figures are those of its last end.")
+        parts.append("The run's folder is gone or holds a later run; these figures are from its last end.")
     return parts
 
 

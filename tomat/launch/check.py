@@ -266,7 +266,7 @@ def _of_places(
 
     def judge(output: str) -> Verdict:
         place = output.lower()
-        return ("ok", f"in {place}") if same_region(place, region) else ("failed", f"in {place}, not in {region}")
+        return ("ok", f"in {place}") if same_region(place, region) else ("failed", f"in {place}, the slice in {region}")
 
     remote = {key: url for key, url in places.items() if url is not None and url.startswith("gs://")}
     buckets: dict[str, list[str]] = {}

@@ -49,7 +49,7 @@ def test_a_row_measures_the_slice_that_it_ran_on_and_others_are_left_out_with_th
     assert refused == {
         "fewer": "it ran on 2 x TPU v6 lite, and v6e-4 was asked for: no TPU slice, which is what plans are of",
         "none": "it ran on 1 x NVIDIA H200: no TPU slice, which is what plans are of",
-        "begun": "it has no answer (measured)",
+        "begun": "it has no step time (measured)",
     }
     # The verb takes a record for what it is.
     assert _measurements(path) == found and "left out: fewer: it ran on" in capsys.readouterr().out

@@ -34,7 +34,7 @@ def measured_steps(path: Path) -> tuple[list[CalibrationRow], dict[str, str]]:
 
 def _measured(row: LabRow, sweep: str) -> CalibrationRow:
     if row.step_seconds is None:
-        raise TomatError(f"it has no measured step ({row.status or 'not finished'})")
+        raise TomatError(f"it has no step time ({row.status or 'not finished'})")
     config = load_config(row.config_file, override_words(dict(sorted(row.overrides.items()))), f"row {row.name!r}")
     # The record has only the name of the configuration file, and the file of that name here may be another one.
     if row.setup.get("config_hash", now := config_hash(config)) != now:

@@ -56,7 +56,7 @@ def test_another_machine_takes_over_a_run_in_a_bucket_that_fails_now_and_then(bu
     output, _ = first.communicate(timeout=600)
     assert first.returncode == 75, output[-3000:]
     (error,) = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert "gs://bucket/runs/demo: nothing came of" in error and "last whole checkpoint" in error
+    assert "gs://bucket/runs/demo: " in error and "made no progress" in error and "last whole checkpoint" in error
     assert "runs/demo/checkpoints/step-6/metadata.json" not in bucket.objects
     assert "after 4 s this process ends, to be started again" in output
 

@@ -127,7 +127,7 @@ def test_a_decoder_begins_from_it_and_leaves_it_as_it_is(run, tmp_path):
 def test_a_decoder_is_refused_without_weights_and_with_those_of_another_model_or_promolecule(run, tmp_path):
     with pytest.raises(TomatError, match="model.field is set, and nothing gives it weights: add --warm_start"):
         train(decoder(tmp_path))
-    with pytest.raises(TomatError, match=r"another model:\n  model.field.members: 2 -> 3\nSet what they had"):
+    with pytest.raises(TomatError, match=r"another model:\n  model.field.members: 2 -> 3\nSet the old values"):
         train(decoder(tmp_path, members=3), Continuation(warm_start=str(run)))
     open_datasets(other := decoder(tmp_path, *without("GaAs")), tmp_path / "demo")
     with pytest.raises(TomatError, match="has learnt with the promolecule"):

@@ -82,7 +82,7 @@ def test_a_folder_of_a_run_of_that_name_in_another_place_is_left_alone(bucket, t
     folder.make()
     write(folder.path, 0.0, 3, "start")
     (folder.path / "config.yaml").write_text("run_name: a\noutput_dir: runs\n")
-    with pytest.raises(TomatError, match=r"runs/a is of run 'a' in runs, and this one is to be in memory://bucket"):
+    with pytest.raises(TomatError, match=r"runs/a belongs to run 'a' in runs; output_dir is memory://bucket"):
         folder.fetch()
     publish(bucket, folder.path)  # as one that is copied to another bucket
     assert not folder.fetch()

@@ -112,7 +112,7 @@ class RunCheckpointer(Checkpointer):
             self._before_save()
         self.wait_until_finished()  # time spent waiting for other hosts does not count as a storage that stalls
         if not self._clear(path, step):
-            logger.warning("%s is there and whole; it is left as it is.", path)
+            logger.warning("%s exists and is whole; it is kept.", path)
             return
 
         def finished() -> None:

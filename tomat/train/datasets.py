@@ -79,7 +79,7 @@ def open_datasets(config: TrainConfig, local_dir: Path, promolecule: Promolecule
     validation = None if validation_url is None else _checked(open_shards(validation_url), data, "data.validation")
     if validation is not None and validation.codec.sha256 != train.codec.sha256:
         codecs = f"{train.codec.sha256[:12]} and {validation.codec.sha256[:12]}"
-        raise TomatError(f"training and validation set have other codecs ({codecs}); tokenize both with the same one.")
+        raise TomatError(f"training and validation set have different codecs ({codecs}); tokenize both with one codec.")
     if train.rows < config.batch_size:
         said = f"the training set has {train.rows} rows, fewer than one batch of {config.batch_size}"
         raise TomatError(f"{said}; lower trainer.train_batch_size or tokenize more patches.")

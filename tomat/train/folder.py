@@ -81,8 +81,8 @@ class RunFolder:
         # A run that was copied to another bucket has its history there.
         if other != place and not read_events(self.config.run_dir):
             raise TomatError(
-                f"{self.path} is of run '{self.config.run_name}' in {other}, and this one is to be in {place}, where "
-                "there is none yet. Use another run_name, or move that folder away."
+                f"{self.path} belongs to run '{self.config.run_name}' in {other}; output_dir is {place}, which has "
+                "no such run yet. Use another run_name, or move that folder away."
             )
 
     @contextlib.contextmanager
@@ -170,7 +170,7 @@ class RunFolder:
             said = {"status": end.state, "reason": end.state_detail, "figures": figures}
             append_line(place, RUN, name, END, step=end.steps_done, **said)
         except TomatError as error:
-            warn(f"the log of {place} does not have this end: {error}")
+            warn(f"the log of {place} lacks the end of this run: {error}")
 
 
 def fetch(run_url: str, run_dir: Path, names: Sequence[str] = PUBLISHED) -> list[str]:

@@ -125,7 +125,7 @@ class ShardDataset(AsyncDataset[TokenExample]):
         if positions.size == 0:
             return []
         if self.epochs is not None and int(positions.max()) >= self.epochs * self.index.rows:
-            raise IndexError(f"position {int(positions.max())} of a run of {self.epochs * self.index.rows} rows")
+            raise IndexError(f"position {int(positions.max())} is past the run of {self.epochs * self.index.rows} rows")
         set_rows = self.index(positions)
         blocks, rows = np.divmod(set_rows, self._block_rows)
         distinct, group = np.unique(blocks, return_inverse=True)

@@ -238,12 +238,12 @@ class TrainingLoop:
         config, measured = self._config, self._losses[0]
         environment, offset = environment_of(config.model), offset_of(self._datasets.codec)
         if is_field(config.model):
-            said = "a field model begins as the sum of atoms, whose error this is"
+            said = "a field model begins as the sum of atoms, and this is the error of that sum"
         elif isinstance(environment, EnvironmentConfig) and environment.prior_anchors:
             # Its logits are not near-uniform: how wide the prior is, and how wrong, decides its first loss.
-            said = "the prior around the promolecule decides it"
+            said = "it depends on the prior around the promolecule, so it is not checked"
         elif offset is not None and config.loss.kind not in ("cross_entropy", "soft_cross_entropy"):
-            said = "it is in distances that each voxel's sum of atoms scales, which is not compared"
+            said = "its distances scale with each voxel's sum of atoms, so it is not checked"
         else:
             target = density_target(config, value_table(self._datasets.codec), offset)
             examples = asyncio.run(self._rows.get_batch(range(config.batch_size)))

@@ -118,7 +118,7 @@ class Start:
                     place = "none" if shards is None else shards.url
                     lines[key] = f"{key} ({place}): content {(now or 'none')[:12]}, expected {(before or 'none')[:12]}"
                     changed[key] = (before, now)
-            what = f"{self.data_of} was trained on other data than lie there now"
+            what = f"{self.data_of} was trained on other data than are there now"
             _refuse_unnamed(what, lines, self.allow_change)
         if self.parent is not None and self.parent.taken != "field":
             _refuse_codec(self.parent.url, datasets.codec, str(self.parent))
@@ -197,8 +197,8 @@ class Start:
             history.append_event(self.run_dir, "allow_change", self.first_step, key=key, old=before, new=after)
         if self.data_of and self.contents is None:
             warn(
-                f"{self.data_of} has no record of its data's content, as an earlier version left it: whether they "
-                "are the same data could not be checked. They are recorded now."
+                f"{self.data_of} has no record of its data's content, because an earlier version wrote none: "
+                "whether the data are the same could not be checked. They are recorded now."
             )
         if history.recorded_contents(history.read_events(self.run_dir)) != datasets.contents:
             names = {key.removeprefix("data."): sha256 for key, sha256 in datasets.contents.items()}
@@ -327,8 +327,8 @@ def _refuse_unnamed(what: str, lines: Mapping[str, str], allow: Sequence[str]) -
     if refused:
         shown = "\n".join(f"  {line}" for line in refused.values())
         raise TomatError(
-            f"{what}:\n{shown}\nPut back what the run began with, or use another run_name. A change that is meant is "
-            f"taken by name and recorded: --allow_change {','.join(refused)}"
+            f"{what}:\n{shown}\nPut back what the run began with, or use another run_name. To make a change on "
+            f"purpose, name it, and it is recorded: --allow_change {','.join(refused)}"
         )
 
 
@@ -339,8 +339,8 @@ def _refuse_codec(run_url: str, codec: DensityCodec, what: str) -> None:
     if theirs.sha256 != codec.sha256:
         raise TomatError(
             f"{what} was trained with codec {theirs.sha256[:12]} ({theirs.n_density_tokens} density ids), the data "
-            f"have codec {codec.sha256[:12]} ({codec.n_density_tokens} density ids): the same id stands for another "
-            "density in each. Use data tokenized with its codec (`tomat retokenize --codec FILE`)."
+            f"have codec {codec.sha256[:12]} ({codec.n_density_tokens} density ids): the same id means a "
+            "different density in each. Use data tokenized with its codec (`tomat retokenize --codec FILE`)."
         )
 
 
@@ -349,8 +349,8 @@ def _refuse_promolecule(what: str, learnt: Promolecule, shards: ShardSet) -> Non
     found = "none" if shards.promolecule is None else shards.promolecule.sha256
     if learnt.sha256 != found:
         raise TomatError(
-            f"{what} has learnt with the promolecule {learnt.sha256[:12]}, and {shards.url} has {found[:12]}: what it "
-            "predicts is relative to its own. Use the set that it was trained on, tokenize with its promolecule.json "
+            f"{what} has learnt with the promolecule {learnt.sha256[:12]}, but {shards.url} has {found[:12]}: it "
+            "predicts relative to its own. Use the set that it was trained on, tokenize with its promolecule.json "
             "(`tomat retokenize --promolecule`), or take another run_name."
         )
 
@@ -382,7 +382,7 @@ def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
     # Levanter (0.2.227) takes a value up to 1 for a share of all steps, and rounds down.
     if not of_field and not (int(warmup * steps) if warmup <= 1 else warmup) >= 1:
         raise TomatError(
-            f"optimizer.warmup is {warmup}, which is no step of {steps}; a warm start has a fresh optimizer, whose "
+            f"optimizer.warmup is {warmup}, which gives no step of {steps}; a warm start has a fresh optimizer, whose "
             "first steps at the full learning rate would undo the weights. Set optimizer.warmup to 2 steps or more, or "
             "to a larger share of all steps."
         )
@@ -399,7 +399,7 @@ def _plan_warm_start(plan: Start, asked: str, place: str) -> Start:
         if key.startswith("model.") or key in ("data.n_density_tokens", "data.vocabulary_rows")
     )
     if shown:
-        raise TomatError(f"the weights of {source.path} are those of another model:\n{shown}Set what they had.")
+        raise TomatError(f"the weights of {source.path} are those of another model:\n{shown}Set the old values.")
     parent = Parent("field" if of_field else "weights", asked, run, temporary_url, source)
     if of_field:
         url = f"{run}/{PROMOLECULE_FILE}"

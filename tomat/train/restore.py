@@ -185,5 +185,5 @@ def _stack(leaves: dict[str, Any], key: str, shape: Any, axis_mapping: ResourceM
 
 
 def _no_counterpart(name: str) -> TomatError:
-    said = f"{name} has no counterpart under the other model.scan_layers, which the checkpoint has or the run asks for"
-    return TomatError(f"{said}. Set model.scan_layers as the run began.")
+    said = f"model.scan_layers differs between the checkpoint and the run, and {name} has no counterpart"
+    return TomatError(f"{said}. Set model.scan_layers as it was when the run began.")

@@ -178,7 +178,7 @@ def _check_subject(subject: Subject, start: Start, folder: RunFolder) -> None:
         return
     for key, now in subject.record.items():
         if begun.get(key) != now:
-            said = f"run '{folder.config.run_name}' began with {key} {begun.get(key)} and finds {now} now"
+            said = f"run '{folder.config.run_name}' began with {key} {begun.get(key)}, which is {now} now"
             raise TomatError(f"{said}; put back what it began with, or use another run_name.")
 
 
@@ -214,6 +214,6 @@ def _announce(datasets: Datasets, state: TrainerState, start: Start, folder: Run
     said += f", resumed at step {first_step}" if first_step else ""
     tell(Text.assemble("run ", (config.run_name, "bold"), said))
     if asked_but_not_found(found, config.slice):
-        warn(f"it is meant for {config.slice}, and runs on {found}.")
+        warn(f"the run is meant for {config.slice}, but runs on {found}.")
     if (warning := config.loss.warning()) is not None:
         warn(warning)

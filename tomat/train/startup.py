@@ -83,14 +83,14 @@ def refuse_other_devices(config: TrainConfig, found: FoundDevices) -> None:
     """Stop a run on devices of several kinds. Unless `run_elsewhere` is set, stop one that is meant for another slice
     too."""
     if "," in found.device_kind:
-        said = f"the devices here are of several kinds, {found.device_kind}, and a step is compiled for one"
-        raise TomatError(f"{said}. Choose those of one kind, of GPUs with CUDA_VISIBLE_DEVICES.")
+        said = f"the devices here are of several kinds, {found.device_kind}, but a step is compiled for one kind"
+        raise TomatError(f"{said}. Choose devices of one kind (GPUs: with CUDA_VISIBLE_DEVICES).")
     if config.slice is None or config.run_elsewhere:
         return
     if (difference := found.difference(slice_named(config.slice))) is not None:
         raise TomatError(
             f"run '{config.run_name}' is meant for another slice: {difference}. Start it there, or set --slice to what "
-            "is here (null: whatever is here), or --run_elsewhere true, with which its figures are those of what ran."
+            "is here (null: whatever is here), or --run_elsewhere true: its figures are then those of what ran."
         )
 
 

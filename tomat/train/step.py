@@ -190,7 +190,7 @@ def build_trainer(
     if config.guards.on_bad_loss == "skip" and quantised is not None and quantised.fp8:
         raise TomatError(
             "guards.on_bad_loss is skip and trainer.quantization.fp8 is true, whose scales a bad batch changes past "
-            "the optimizer: a loss that is NaN stays in them for amax_history_length steps. Set guards.on_bad_loss: "
+            "the optimizer: a NaN loss stays in them for amax_history_length steps. Set guards.on_bad_loss: "
             "stop, or leave trainer.quantization out."
         )
     if environment_of(config.model) is not None and environment is None:

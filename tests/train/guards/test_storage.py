@@ -27,7 +27,7 @@ def test_what_stalls_is_said_and_then_ends_the_process_with_the_status_that_is_t
     out, err = capfd.readouterr()
     assert "still saving step 40 (0 s without progress); after 0 s this process ends" in out
     (error,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert "gs://bucket/runs/a: nothing came of saving step 40" in error
+    assert "gs://bucket/runs/a: saving step 40 made no progress" in error
 
 
 @pytest.mark.parametrize("moves", [True, False])

@@ -46,7 +46,7 @@ def test_losses_of_other_vocabularies_losses_or_data_are_not_compared(make_run):
             run, data={"n_density_tokens": bins}, loss={"kind": "emd" if bins == 16 else "crps", "kernel": str(bins)}
         )
     vocabulary, kind, training = compare_runs([str(a), str(b)]).not_comparable
-    assert "other vocabularies" in vocabulary and "16, 32 density ids" in vocabulary
+    assert "vocabularies differ" in vocabulary and "16, 32 density ids" in vocabulary
     assert kind == "loss.kind differs: emd, crps" and training.startswith("their training data differ")
 
 

@@ -53,7 +53,7 @@ def test_a_damaged_line_is_named_and_a_torn_last_one_left_out(tmp_path, line):
     assert parse_metrics(text) == (rows, (2,))
     path = tmp_path / "metrics.jsonl"
     path.write_text(text)
-    with pytest.raises(TomatError, match="metrics.jsonl: line 2 is no JSON object with a step .1 such in all"):
+    with pytest.raises(TomatError, match="metrics.jsonl: line 2 is no JSON object with a step .1 such lines in all"):
         read_metrics(path)
     path.write_text(f"{json.dumps(rows[0])}\n{json.dumps(rows[1])}\n{line}")
     assert read_metrics(path) == rows

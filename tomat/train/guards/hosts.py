@@ -159,7 +159,7 @@ class HostWatch:
                 self._exchange(beat)
             except Exception as error:
                 if self._index > 0 and not self._closed.is_set():
-                    why = f"it does not answer any more ({first_line(error)[:200]})"
+                    why = f"it no longer answers ({first_line(error)[:200]})"
                     self._end(f"host 0 ({self._hosts[0].name}) is gone: {why}", LOST_STATUS, coordinator_lost=True)
                 return
             if (found := self._lost()) is not None:

@@ -148,10 +148,10 @@ class BadLossGuard:
         if config.on_bad_loss == "skip":
             raise TomatError(
                 f"{found}: {in_row} bad steps in a row; guards.max_skips is {config.max_skips}. The batch's materials: "
-                f"{named}. It is not a single batch: lower the learning rate, or go back to an earlier checkpoint."
+                f"{named}. More than one batch is bad: lower the learning rate, or go back to an earlier checkpoint."
             )
         relax = "a larger --guards.spike_factor (0: none), or " if verdict == 3 else ""
         raise TomatError(
-            f"{found}. The checkpoints under {self.checkpoints} are from before. The batch's materials: {named}. Run "
+            f"{found}. The checkpoints under {self.checkpoints} precede it. The batch's materials: {named}. Run "
             f"again with --guards.on_bad_loss skip to pass over it, or with {relax}another learning rate."
         )

@@ -52,9 +52,9 @@ def check_run_regions(config: TrainConfig, datasets: Datasets) -> str | None:
     return check_regions(
         known_places(urls, "machine"),
         config.guards.allow_cross_region,
-        cost=f"Read from another region, an epoch of {readable_bytes(size)} costs at least "
+        cost=f"Reading an epoch of {readable_bytes(size)} from another region costs at least "
         f"USD {size / 2**30 * USD_PER_GIB_BETWEEN_REGIONS:.2g} (uncompressed; USD {USD_PER_GIB_BETWEEN_REGIONS} per "
-        "GiB), and the same data halved the MFU of runs that read them so",
+        "GiB), and halved the MFU of runs that did so",
         remedy="Use a slice and buckets of one region, or set --guards.allow_cross_region true.",
     )
 

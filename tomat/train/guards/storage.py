@@ -79,8 +79,8 @@ class StorageWatch:
                 tell(f"{_who()}still {what} ({seconds}){end}", highlight=False, soft_wrap=True)
 
     def _end(self, what: str, seconds: float) -> None:
-        said = f"{_who()}{self.place}: nothing came of {what} for {seconds:.0f} s"
-        remedy = "See that this machine reaches it; the same command continues from the last whole checkpoint"
+        said = f"{_who()}{self.place}: {what} made no progress for {seconds:.0f} s"
+        remedy = "Check that this machine can reach it; the same command continues from the last whole checkpoint"
         print(f"error: {said}. {remedy}. Exiting with status {RETRY_STATUS}.", file=sys.stderr, flush=True)
         if self.on_end is not None:
             with contextlib.suppress(Exception):  # whatever happens, the process must end now

@@ -111,7 +111,7 @@ def _not_comparable(records: Sequence[RunRecord], settings: Mapping[str, Sequenc
         codecs.append("not recorded" if codec is None else codec.sha256[:12])
     if len(set(codecs)) > 1:
         sizes = [str(mapping(record.config.get("data")).get("n_density_tokens")) for record in records]
-        reasons.append(f"they have other vocabularies: codecs {', '.join(codecs)} with {', '.join(sizes)} density ids")
+        reasons.append(f"their vocabularies differ: codecs {', '.join(codecs)} with {', '.join(sizes)} density ids")
     for key, values in settings.items():
         # A run from before there was such a key lacks it, and did what 0 does.
         if key.startswith(SAME_LOSS) and not key.startswith(ONLY_SPEED) and any(values):

@@ -102,7 +102,7 @@ def read_metrics(path: Path) -> list[Row]:
     rows, unreadable = parse_metrics(read_bytes(path).decode(errors="replace"))
     damaged = [number for number in unreadable if number < len(rows) + len(unreadable)]
     if damaged:
-        said = f"{path}: line {damaged[0]} is no JSON object with a step ({len(damaged)} such in all)"
+        said = f"{path}: line {damaged[0]} is no JSON object with a step ({len(damaged)} such lines in all)"
         raise TomatError(f"{said}. Delete them, or restore the file; `tomat runs verify` names every line.")
     return sorted(rows, key=lambda row: row["step"])
 

@@ -150,7 +150,7 @@ class Lease:
             elif generation != first:
                 raise TomatError(
                     f"run '{self._run_name}' is being trained by {theirs} ({self.url} has just been renewed). Stop it "
-                    f"there, or use another run_name. {limit} after it was killed the same command takes over."
+                    f"there, or use another run_name. If it was killed, the same command takes over {limit} later."
                 )
             elif time.monotonic() - since >= self._lease_seconds:
                 tell(f"{self.url} was not renewed for {limit}: taking over.")
@@ -164,7 +164,7 @@ class Lease:
     def check(self) -> None:
         if self._lost:
             said = f"the lease {self.url} of run '{self._run_name}' now belongs to {self._lost}"
-            raise TomatError(f"{said}; this process stops, without a save, so that one alone trains the run.")
+            raise TomatError(f"{said}; this process stops, without a save, so that only one process trains the run.")
 
     def confirm(self) -> None:
         """Renew the lease, then `check`: while a machine is suspended its clock stands still."""

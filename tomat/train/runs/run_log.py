@@ -72,7 +72,7 @@ def append_line(output_dir: str, kind: str, name: str, event: str, **details: An
         files, root = files_at(place)
         stamp = time[:26].translate(str.maketrans("", "", "-:."))
         path = f"{root}/{LOG_FOLDER}/{stamp}-{uuid.uuid4().hex[:8]}.json"
-        with explaining_storage(f"{place}/{LOG_FOLDER} cannot be written", "Give this user the right to it."):
+        with explaining_storage(f"{place}/{LOG_FOLDER} cannot be written", "Give this user the right to write it."):
             if isinstance(files, LocalFileSystem):  # a file:// URL; buckets have no folders to make
                 files.makedirs(f"{root}/{LOG_FOLDER}", exist_ok=True)
             files.pipe_file(path, line.encode())

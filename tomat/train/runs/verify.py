@@ -100,7 +100,7 @@ def _check_files(url: str, problems: list[str], notes: list[str]) -> None:
         if whole is None:
             notes.append(f"{name} was written without a hash, by an earlier version: whether it is intact is not known")
         elif not whole:
-            problems.append(f"{name} is not what was written: its lines have another SHA-256 than it says")
+            problems.append(f"{name} is not what was written: its lines do not have the SHA-256 that it states")
 
 
 def _name(steps: list[int], count: int) -> str:

@@ -46,24 +46,24 @@ LEVANTER_DEFAULTS: dict[str, Any] = {
 
 _NO_DECAY: dict[str, str] = dict.fromkeys(
     ("weight_decay", "weight_decay_modules", "default_weight_decay_mask"),
-    "this optimizer holds the norms of matrices and decays nothing; leave it out, or use another optimizer.type",
+    "this optimizer keeps the norms of matrices fixed and decays nothing; leave it out, or use another optimizer.type",
 )
 OPTIMIZER_NO_EFFECT: Mapping[str, Mapping[str, str]] = {
     "adamH": _NO_DECAY,
-    "adopt": {"schedule_list": "the schedule is that of optimizer.lr_schedule"},
-    "cautious": {"gamma": "what acts are optimizer.beta1, beta2 and epsilon"},
+    "adopt": {"schedule_list": "optimizer.lr_schedule sets the schedule"},
+    "cautious": {"gamma": "it uses optimizer.beta1, beta2 and epsilon instead"},
     "kron": {
-        "params_sharding": "the sharding is that of the model's named axes",
-        "preconditioner_sharding": "Levanter shards preconditioners along the mesh axis `data` whatever it says",
+        "params_sharding": "the model's named axes set the sharding",
+        "preconditioner_sharding": "Levanter shards preconditioners along the mesh axis `data` in any case",
     },
-    "lion": {"epsilon": "the update is a sign, which nothing divides; leave it out"},
+    "lion": {"epsilon": "the update is a sign, without a division; leave it out"},
     "mini": {"lr": "the schedule reads optimizer.learning_rate", "nesterov": "leave it out"},
     "muon": {"lr": "the schedule reads optimizer.learning_rate"},
     "muonH": _NO_DECAY,
     "soap": {
         "mu_dtype": "the step of Levanter 0.2.227 is built for float32 alone; leave it out",
         "precond_dtype": "its QR decomposition takes float32 alone; leave it out",
-        "schedule_list": "the schedule is that of optimizer.lr_schedule",
+        "schedule_list": "optimizer.lr_schedule sets the schedule",
     },
 }
 """Fields of Levanter's optimizers (0.2.227) that nothing reads, by kind: what to use instead."""
@@ -101,7 +101,7 @@ def refuse_what_cannot_work(config: RunSchema) -> None:
             if getattr(config.trainer, name) is not None:
                 raise TomatError(f"trainer.{name} does not go together with distillation; leave it out.")
     if config.model.get_choice_name(type(config.model)) == "modernbert":
-        said = "model.type is modernbert, which has one more layer before its logits, and it would be left out"
+        said = "model.type is modernbert, which has one more layer before its logits, which tomat would leave out"
         raise TomatError(f"{said}; use density_decoder.")
     _check_checkpointing(config.model)
     _check_int8(config.model, config.trainer, config.distillation is not None)
@@ -178,7 +178,7 @@ def _check_checkpointing(model: LmConfig) -> None:
         try:
             ScanCheckpointPolicy.from_bool_or_str(choice)
         except ValueError:
-            said = f"model.gradient_checkpointing is {choice!r}, which Levanter (0.2.227) knows no policy by"
+            said = f"model.gradient_checkpointing is {choice!r}, which is no policy of Levanter (0.2.227)"
             raise TomatError(f"{said}; expected true, false, full, save_all, offload or nested.") from None
 
 
@@ -196,8 +196,8 @@ def _check_int8(model: LmConfig, trainer: TrainerSettings, distils: bool) -> Non
     found = [f"model.{name} is {value}" for name in names if (value := getattr(model, name, 0))]
     if found and trainer.quantization is not None:
         raise TomatError(
-            f"{' and '.join(found)} and trainer.quantization is set, whose scales are of one product for each layer; "
-            "leave out trainer.quantization (model.int8_matmuls keeps no scales), or what is not one product."
+            f"{' and '.join(found)} and trainer.quantization is set, which has scales for one product in each layer; "
+            "leave out trainer.quantization (model.int8_matmuls keeps no scales), or the model keys."
         )
 
 
@@ -211,7 +211,7 @@ def _check_field(config: RunSchema) -> None:
     }
     if len({*parts.values()}) > 1:
         whole = "a field model (model.type: field) has a layout of scattered voxels and loss.kind nmae"
-        raise TomatError(f"{' and '.join(parts)}; {whole}, other models neither of them.")
+        raise TomatError(f"{' and '.join(parts)}; {whole}, other models have neither.")
     if all(parts.values()):
         if config.density_dropout:
             raise TomatError("density_dropout is set, and a field model reads no density; leave it out.")

@@ -86,7 +86,7 @@ class TrainConfig(RunSchema):
             raise TomatError(f"trainer.train_batch_size is {self.batch_size}; expected at least 1.")
         if self.batch_size % unit:
             raise TomatError(
-                f"trainer.train_batch_size is {self.batch_size}; expected a multiple of {unit}{where}, its "
+                f"trainer.train_batch_size is {self.batch_size}; expected a multiple of {unit}{where}: "
                 f"{data_axis_size} device(s) on the data axis times a microbatch (trainer.per_device_parallelism) of "
                 f"{microbatch} each."
             )

@@ -101,7 +101,7 @@ class DataConfig:
             needs = "data.source=folder needs the folder of densities as data.input, no other source takes one"
             raise TomatError(f"{source} and data.input {self.input!r}; {needs}.")
         if self.codec_relative and self.sequence_layout.tokens_per_voxel > 1:
-            said = f"data.codec_relative is true; layout {self.layout} goes with no such codec"
+            said = f"data.codec_relative is true; layout {self.layout} takes no such codec"
             raise TomatError(f"{said}. Leave it out.")
         check_range("data.", self, prefetch_batches=(0, MOST_PREFETCHED), n_density_tokens=2)
         check_range("data.", self, seq_len=(2, self.sequence_layout.context))

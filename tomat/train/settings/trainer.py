@@ -43,7 +43,7 @@ class QuantizationSettings:
     def __post_init__(self) -> None:
         if self.fp8 == self.int8:
             both = f"trainer.quantization.fp8 and trainer.quantization.int8 are both {str(self.fp8).lower()}"
-            raise TomatError(f"{both}; set one, or trainer.quantization: null for products that are not in few bits.")
+            raise TomatError(f"{both}; set one, or trainer.quantization: null for unquantised products.")
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _policy_parts(text: str) -> dict[str, str]:
         names = [MP_PARTS.get(name)] if equals else list(MP_PARTS.values())
         dtype = MP_DTYPES.get(dtype if equals else name)
         if dtype is None or None in names:
-            raise TomatError(f"trainer.mp is '{text}'; expected such as compute=bfloat16,params=float32, or f32.")
+            raise TomatError(f"trainer.mp is '{text}'; expected for example compute=bfloat16,params=float32, or f32.")
         parts |= dict.fromkeys(filter(None, names), dtype)
     params = parts.get("params", "float32")
     compute = parts.get("compute", params)

@@ -39,9 +39,9 @@ def test_grids_that_differ_are_put_on_the_finer_sides(grid):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"atomic_numbers": np.array([11, 17])}, "a and b hold other atoms: FNa of 2 atoms and ClNa of 2 atoms"),
+        ({"atomic_numbers": np.array([11, 17])}, "a and b differ in atoms: FNa of 2 atoms and ClNa of 2 atoms"),
         ({"lattice": 1.01 * np.array(skewed().lattice.matrix)}, "lattices that differ by 0.037 A"),
-        ({"frac_coords": np.array([[0.1, 0.2, 0.3], [0.55, 0.75, 0.83]])}, "at other places: one is 0.11. A away"),
+        ({"frac_coords": np.array([[0.1, 0.2, 0.3], [0.55, 0.75, 0.83]])}, "at different places: one is 0.11. A away"),
     ],
 )
 def test_another_crystal_is_refused(grid, change, message):

@@ -70,7 +70,7 @@ def test_how_well_a_spread_says_the_error(promolecule, codec):
         {"rank_correlation_over_voxels": 1.0, "rank_correlation_over_materials": 1.0, "error_over_expected": 3.0}, 1e-3
     )
     assert wrong.spread_says is not None and wrong.spread_says["rank_correlation_over_voxels"] < -0.999
-    assert "errors are 3.0 times what it says" in right.summary()
+    assert "errors are 3.0 times as large as the spread" in right.summary()
     assert right.to_dict()["over_materials"]["spread_share"]["median"] == right.spread("spread_share").median > 0
 
 

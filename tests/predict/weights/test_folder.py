@@ -151,7 +151,7 @@ def test_a_folder_of_the_hub_is_loaded_by_its_address(run_dir, exported, tmp_pat
     assert good == revision == load(str(exported)).made_by["model"]
     assert f"hf://org/bare has no {WEIGHTS_FILE}; expected a folder that `tomat export --format huggingface`" in bare
     assert f"hf://org/part has a codec.json without a hash in {WEIGHTS_FILE}" in part
-    assert "hf://org/absent cannot be had" in absent and "hf auth login" in absent
+    assert "hf://org/absent cannot be fetched" in absent and "hf auth login" in absent
     assert "expected hf://ORG/NAME" in unnamed
 
 

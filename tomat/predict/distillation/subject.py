@@ -99,7 +99,7 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
         raise TomatError(f"{said}; write it with `tomat compress`, or train all.")
     began = "the teacher's weights" if before else "the values of the codes"
     tell(f"trained: {counted(len(student.numbers), 'matrix', 'matrices')} in few bits, from {began}"
-                  + (", and what is whole" if settings.train == "all" else ""))  # fmt: skip
+                  + (", and the weights that are not quantised" if settings.train == "all" else ""))  # fmt: skip
 
     model = StudentAndTeacher(student, teacher.model)
     flags = replace(model, student=student.trainable(settings.train == "all", stored.quantised), teacher=False)
@@ -175,7 +175,7 @@ def write_distilled(
                 mesh=trainer.device_mesh,
             )
     except (ValueError, KeyError, FileNotFoundError) as error:
-        raise TomatError(f"{found.path} does not hold what {settings.quantised} became: {error}") from error
+        raise TomatError(f"{found.path} does not hold the trained {settings.quantised}: {error}") from error
     stored = eqx.combine(loaded.student, rest).stored(begun_with.stored)
     kind = f"{begun_with.weights}; {settings.train} distilled from {Path(settings.teacher).name}"
     return write_weights(run_dir, stored, found.step, kind, output, licence=licence, for_hub=for_hub), found.step

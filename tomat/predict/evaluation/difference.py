@@ -57,7 +57,7 @@ def _check_same_crystal(reference: DensityGrid, other: DensityGrid) -> None:
     names = f"{reference.material_id} and {other.material_id}"
     if sorted(reference.atomic_numbers.tolist()) != sorted(other.atomic_numbers.tolist()):
         sizes = [f"{grid.formula} of {len(grid.atomic_numbers)} atoms" for grid in (reference, other)]
-        raise TomatError(f"{names} hold other atoms: {sizes[0]} and {sizes[1]}; expected two densities of one crystal.")
+        raise TomatError(f"{names} differ in atoms: {sizes[0]} and {sizes[1]}; expected two densities of one crystal.")
     longest = float(np.linalg.norm(reference.lattice, axis=1).max())
     apart = float(np.abs(reference.lattice - other.lattice).max())
     if apart > SAME_LATTICE * longest:
@@ -70,6 +70,6 @@ def _check_same_crystal(reference: DensityGrid, other: DensityGrid) -> None:
         distance[other.atomic_numbers[free] != number] = np.inf
         nearest = int(np.argmin(distance))
         if not distance[nearest] <= SAME_PLACE_A:
-            said = f"{names} have their atoms at other places: one is {distance[nearest]:.3g} A away"
+            said = f"{names} have atoms at different places: one is {distance[nearest]:.3g} A away"
             raise TomatError(f"{said}, more than {SAME_PLACE_A:g}. Give both the same origin and order of axes.")
         del free[nearest]

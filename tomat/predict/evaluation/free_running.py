@@ -134,12 +134,12 @@ class FreeRunningResult(Evaluation):
         shares = shares / max(shares.sum(), np.finfo(float).tiny)
         edges = [*(f"to {edge:g} A" for edge in SHELL_EDGES_A), "beyond"]
         parts = ", ".join(f"{edge} {share:.0%}" for edge, share in zip(edges, shares, strict=True))
-        words += f" By distance from the nearest atom, of the mean error: {parts}."
+        words += f" Shares of the mean error by distance from the nearest atom: {parts}."
         far = max(self.materials, key=lambda m: abs(m.far_electrons - m.far_reference_electrons))
         if far.far_electrons or far.far_reference_electrons:
             words += (
                 f" Beyond {SHELL_EDGES_A[-1]:g} A from every atom it is farthest off in {far.material_id}: "
-                f"{far.far_electrons:.4f} electrons, {far.far_reference_electrons:.4f} in truth."
+                f"{far.far_electrons:.4f} electrons, {far.far_reference_electrons:.4f} in the reference."
             )
         if flagged := [m for m in self.materials if m.flags]:
             first = f"{flagged[0].material_id}: {flagged[0].flags[0]}"
@@ -149,7 +149,7 @@ class FreeRunningResult(Evaluation):
                 " The spread over samples goes with the error at a rank correlation of "
                 f"{says['rank_correlation_over_voxels']:.2f} over voxels and "
                 f"{says['rank_correlation_over_materials']:.2f} over materials; errors are "
-                f"{says['error_over_expected']:.1f} times what it says."
+                f"{says['error_over_expected']:.1f} times as large as the spread predicts."
             )
         return words
 

@@ -231,7 +231,7 @@ def _looked_at(
     target = settings.output / f"{file.name}{FORMATS[settings.form]}"
     for given in (file.path, settings.augmentation_from, settings.grid.like):
         if given is not None and target.exists() and os.path.samefile(target, given):
-            raise TomatError(f"the output {target} is {given}, which was given to be read; expected another --output.")
+            raise TomatError(f"the output {target} is {given}, which is also an input; expected another --output.")
     check_replaceable(target, settings.form)
     crystal, notes = read_structure(file.path, file.name, settings.rules)
     predictor.check(crystal, settings.accept)
@@ -306,7 +306,7 @@ def _predict(
         apart = augmentation.crystal.frac_coords - crystal.frac_coords
         apart_a = float(np.linalg.norm((apart - np.round(apart)) @ crystal.lattice, axis=1).max())
         if apart_a > DISTANCE_TOLERANCE_A:
-            text = f"the augmentation occupancies are of atoms up to {apart_a:.3f} A from these"
+            text = f"the augmentation occupancies belong to atoms up to {apart_a:.3f} A from these"
             flags.append({"kind": "augmentation", "distance_a": apart_a, "text": text})
     line = asked | {
         "seconds": prediction.seconds,

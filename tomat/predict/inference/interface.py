@@ -356,7 +356,7 @@ class Predictor(ABC):
         if (trained_a := self.spacing_a) is not None:
             ratio, asked_a = max((max(a / trained_a, trained_a / a), a) for a in spacing_a(crystal, grid_shape))
             if ratio > LARGEST_SPACING_RATIO:
-                text = f"the voxel spacing is {asked_a:.3f} A, that of the training {trained_a:.3f} A"
+                text = f"the voxel spacing is {asked_a:.3f} A, in training it was {trained_a:.3f} A"
                 found.append({"kind": "spacing", "spacing_a": asked_a, "trained_a": trained_a, "text": text})
         return found
 
@@ -403,9 +403,9 @@ class Predictor(ABC):
             raise TomatError(
                 f"{crystal.name or 'the structure'}: {words}; expected within {LARGEST_DEVIATION:.0%}"
                 + "".join(f" ({flag['text']})" for flag in vacuums)
-                + ". Scaled, every atom would be wrong by as much: the structure is too far from those of the "
-                f"training, its grid of {grid} voxels is too coarse, or the valences are others than its. "
-                "`--accept normalisation` (accept in Python) takes it scaled."
+                + ". Scaling would make every atom wrong by as much: the structure is too unlike those of the "
+                f"training, its grid of {grid} voxels is too coarse, or the valences are wrong. "
+                "`--accept normalisation` (accept in Python) scales it nevertheless."
             )
         text = f"{words}; the density was scaled to them"
         return [{"kind": "normalisation", "factor": electrons / before, "deviation": deviation, "text": text}]

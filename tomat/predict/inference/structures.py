@@ -363,7 +363,7 @@ def _pymatgen(source: str, rules: ReadRules) -> Parts:
     if kind == "res":
         for site, occupancy in _RES_SITE.findall(content.partition("SFAC")[2]):
             if float(occupancy) not in (1.0, 11.0):  # adding 10 tells SHELX to keep the value fixed
-                raise TomatError(f"{source}: {site} has an occupancy of {occupancy}; expected full ones.")
+                raise TomatError(f"{source}: {site} has an occupancy of {occupancy}; expected full occupancy.")
     parts = _parts(Structure.from_str(content, fmt=kind).as_dict(), source)  # type: ignore[arg-type]  # one of _READERS
     # pymatgen reads an XSF that is cut off as one with fewer atoms.
     stated = re.search(r"^\s*PRIMCOORD[^\n]*\n\s*(\d+)", content, re.MULTILINE) if kind == "xsf" else None

@@ -233,8 +233,8 @@ def with_packed(model: LmHeadModel, quantised: Mapping[str, Quantised]) -> LmHea
 def check_compressible(config: TrainConfig, what: str) -> None:
     """Refuse quantised matrices for a model with int8 products, because quantised matrices are multiplied as floats."""
     if (products := int8_matmuls_of(config.model)) is not None:
-        said = f"{what} is of a model with model.int8_matmuls {products}; matrices in few bits are multiplied as floats"
-        raise TomatError(f"{said}: another model. Write it whole, with `tomat export`.")
+        said = f"{what} has model.int8_matmuls {products}, but matrices in few bits are multiplied as floats"
+        raise TomatError(f"{said}: the result would be another model. Write it whole, with `tomat export`.")
 
 
 def module_name(path: str) -> str:

@@ -159,7 +159,7 @@ def read_weights(folder: Path) -> StoredWeights:
             raise TomatError(f"{path} is missing. {AGAIN}")
         if _sha256(path) != expected:
             said = f"{path} is not the file that was written ({WEIGHTS_FILE} has another SHA-256)"
-            raise TomatError(f"{said}: it is cut, damaged or of another run. {AGAIN}")
+            raise TomatError(f"{said}: it is cut off, damaged or from another run. {AGAIN}")
     try:
         stored = load_file(folder / ARRAYS_FILE)
     except (OSError, SafetensorError) as error:

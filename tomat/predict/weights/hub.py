@@ -31,7 +31,7 @@ def hub_folder(place: str) -> Path:
         folder = Path(snapshot_download(found[1], revision=found[2], allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:
         check = "Is there a network here, is the name right, and is it public (else `hf auth login`)?"
-        raise TomatError(f"{place} cannot be had: {first_line(error).rstrip('.')}. {check}") from error
+        raise TomatError(f"{place} cannot be fetched: {first_line(error).rstrip('.')}. {check}") from error
     write = "expected a folder that `tomat export --format huggingface` wrote, with the SHA-256 of each file"
     if not is_weights_folder(folder):
         raise TomatError(f"{place} has no {WEIGHTS_FILE}; {write}.")

@@ -59,9 +59,9 @@ class Quantised:
             (rows, columns), bits, group = how["shape"], how["bits"], how["group"]
             scales, table = arrays["scales"], arrays["table"]
             if bits not in BITS[how["scheme"]] or columns % group:
-                raise ValueError("bits or group are not offered")
+                raise ValueError("no such bits or group are offered")
             if scales.shape != (rows, columns // group) or table.shape != (2**bits,):
-                raise ValueError("scales or table are of another size")
+                raise ValueError("scales or table have another size")
             codes = unpacked(arrays["codes"], bits, rows * columns).reshape(rows, columns)
         except (KeyError, TypeError, ValueError) as error:
             raise TomatError(f"its quantised array does not fit its description {how} ({error}).") from None

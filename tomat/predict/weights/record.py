@@ -97,11 +97,11 @@ def find_weights(run_dir: str | Path, step: int | None = None) -> FoundWeights:
     config = read_yaml(config_path)
     if config.get("distillation") is not None and not is_weights_folder(folder):
         if step is not None:
-            said = f"{folder} trained a model in few bits: its checkpoints do not predict"
-            raise TomatError(f"{said}. A folder that does: `tomat export --run {folder} --step {step} --output OUT`.")
+            said = f"{folder} trained a model in few bits: its checkpoints cannot predict"
+            raise TomatError(f"{said}. To get one that can: `tomat export --run {folder} --step {step} --output OUT`.")
         if not is_weights_folder(folder / WEIGHTS_FOLDER):
-            said = f"{folder} has not ended: its {WEIGHTS_FOLDER} are not there. Go on with `tomat train`, or make them"
-            raise TomatError(f"{said} of its newest checkpoint: `tomat export --run {folder} --output OUT`.")
+            said = f"{folder} has not ended: it has no {WEIGHTS_FOLDER} yet. Go on with `tomat train`, or make them"
+            raise TomatError(f"{said} from its newest checkpoint: `tomat export --run {folder} --output OUT`.")
         folder = folder / WEIGHTS_FOLDER
     name, model_type = str(config.get("run_name")), str(flatten(config).get("model.type"))
     if is_weights_folder(folder):

@@ -62,7 +62,7 @@ def test_rows_are_taken_over(tmp_path, product_codec):
     found = {each.material_id: each.row_end - each.row_start for each in shards.manifest.materials}
     assert list(found.items()) == list(ROWS.items())
     assert (shards.manifest.seed, shards.manifest.split, shards.manifest.unit) == (42, "train", "rho_times_volume")
-    with pytest.raises(TomatError, match="mp-3 were imported, and where their patches lie is not known"):
+    with pytest.raises(TomatError, match="mp-3 were imported, so the places of their patches are not known"):
         shards.anchor_of_row(0)
 
 

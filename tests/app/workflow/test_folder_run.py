@@ -63,7 +63,7 @@ def test_a_folder_is_enough(tmp_path, monkeypatch, capsys):
     assert repeated["materials"] == figures["materials"]
     assert repeated["settings"]["materials_from"] == figures["settings"]["materials_from"]
     assert main([*again, "--species", "Na"]) == 2
-    assert "they say nothing of what the run held out" in capsys.readouterr().err
+    assert "they do not apply to what the run held out" in capsys.readouterr().err
 
     # Under the name of a run on other data a folder is refused before anything is written.
     (tmp_path / "runs" / "demo").mkdir()

@@ -89,7 +89,7 @@ def test_a_file_without_its_promolecule_or_with_a_damaged_one_is_refused(tmp_pat
             load_codec(tmp_path / "codec.json")
     del content["promolecule"]
     (tmp_path / "codec.json").write_text(json.dumps(content))
-    with pytest.raises(TomatError, match="relative to a sum of atoms, and has none in it"):
+    with pytest.raises(TomatError, match="relative to a sum of atoms, but contains none"):
         load_codec(tmp_path / "codec.json")
 
 

@@ -239,7 +239,7 @@ def test_damage_is_one_error(prepared, tmp_path):
     with pytest.raises(TomatError, match="folder.json is damaged: request"):
         prepare(densities, tmp_path)
     record.unlink()
-    with pytest.raises(TomatError, match="has data of another source in"):
+    with pytest.raises(TomatError, match="has data from another source in"):
         prepare(densities, tmp_path)
 
 

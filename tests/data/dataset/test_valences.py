@@ -46,7 +46,7 @@ def prepare(salts, tmp_path, capsys):
 def test_counts_alone(salts, tmp_path, capsys):
     valences, told = prepare(salts, tmp_path, capsys)
     assert valences == {"Mg": 2, "O": 6}
-    assert "valence electrons: O 6, Mg 2 of the densities' electron counts; not known of F, Na:" in told
+    assert "valence electrons: O 6, Mg 2 of the densities' electron counts; not known for F, Na:" in told
     assert "`tomat predict` asks for --valences F=N,Na=N" in told
 
 
@@ -77,7 +77,7 @@ def test_another_number_than_the_counts_is_refused_with_both(salts, tmp_path, ca
     # Neither is settled alone, but together they have to give what the density holds.
     place = salts / "NaF" / "POTCAR"
     place.write_text(potcar(Na=7, F=7))
-    words = rf"NaF holds 8, and has 14 with ZVAL of the POTCARs \(F 7 in {place}; Na 7 in {place}\)"
+    words = rf"NaF holds 8, but ZVAL of the POTCARs \(F 7 in {place}; Na 7 in {place}\)"
     with pytest.raises(TomatError, match=words):
         prepare(salts, tmp_path, capsys)
     # Nothing is in the way of the same command once it is put right.
@@ -107,7 +107,7 @@ def test_two_potcars_that_differ_settle_nothing(tmp_path):
         choose_valences(mixed, found)
     valences, words = choose_valences(mixed, found, accept=("electrons",))
     assert valences == {9: 7}
-    assert f"not known of Na (the POTCARs differ: Na 1 in {tmp_path}/a/POTCAR, 7 in {tmp_path}/b/POTCAR)" in words
+    assert f"not known for Na (the POTCARs differ: Na 1 in {tmp_path}/a/POTCAR, 7 in {tmp_path}/b/POTCAR)" in words
     assert choose_valences(mixed, Potcars(), accept=("electrons",))[0] == {}
 
 

@@ -80,7 +80,7 @@ def test_missing_and_exchanged_atoms_and_electrons_without_cores():
     grid = skewed_oxide()
     with pytest.raises(TomatError, match=r"file: the density does not lie on the atoms.* A from the nearest"):
         check(grid, numbers=grid.atomic_numbers[:2], coords=grid.frac_coords[:2])  # an oxygen is gone
-    with pytest.raises(TomatError, match="file: the density lies on other elements than its atoms are"):
+    with pytest.raises(TomatError, match="file: the density does not fit the elements of its atoms"):
         check(rock_salt(), numbers=[17] * 4 + [11] * 4)
     grid = caesium_iodide()
     with pytest.raises(TomatError, match=r"108 \(I 53, Cs 55\) would be all electrons, but .* within 0.5 A"):

@@ -86,7 +86,7 @@ def test_some_zeros_at_a_nucleus_pass_and_no_chunk_run_or_scatter():
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("distances", {"lattice": 10}, "A.3 for an atom|closest atoms"),
+        ("distances", {"lattice": 10}, "A.3 per atom|closest atoms"),
         ("zeros", {"zeros": 30}, "exactly zero"),
         ("fractional_electrons", {"factor": 1.05}, "whole number"),
         ("electrons", {"factor": 1.1}, "no pseudopotentials in use"),
@@ -193,9 +193,9 @@ def test_valences_that_are_given_are_the_only_ones():
     grid = gallium_arsenide()
     values = grid.rho_times_volume()
     assert counted(values * 8.5 / 8, grid, given={31: 3, 33: 5.5})[0].electrons == 8.5
-    with pytest.raises(TomatError, match=r"8.0000 electrons, -10 off what the valences given .* add up to, 18 "):
+    with pytest.raises(TomatError, match=r"8.0000 electrons, -10 off the sum of the valences given .*, 18 "):
         counted(values, grid, given={31: 13, 33: 5})
-    with pytest.raises(TomatError, match="add up to, 8 "):
+    with pytest.raises(TomatError, match=r"beside it\), 8 "):
         counted(values * 7 / 8, grid, given={31: 3, 33: 5}, accept=("fractional_electrons",))
     assert counted(values * 7 / 8, grid, given={31: 3, 33: 5}, accept=("electrons",)) == ()
 

@@ -48,7 +48,7 @@ def test_known_structures_pass_and_no_lattice_in_another_unit(name):
     check_cell(lattice, numbers, coords, "file")
     if name in ("Na", "Cs", "Ba", "Cu", "NaCl", "CsI", "Be"):
         for factor in (1 / BOHR_A, 10, 0.1, 0.4):
-            with pytest.raises(TomatError, match="file: .*(closest atoms|A.3 for an atom|apart).*`--accept distances`"):
+            with pytest.raises(TomatError, match="file: .*(closest atoms|A.3 per atom|apart).*`--accept distances`"):
                 check_cell(lattice * factor, numbers, coords, "file")
 
 

@@ -103,7 +103,7 @@ def test_augmentation_occupancies_are_copied_to_the_letter_and_never_made_up(tmp
     with pytest.raises(TomatError, match="occupancies of 1 of 2 atoms"):
         read_augmentation(source)
     source.write_text(source.read_text().partition(" -0.1679365E-11")[0])
-    with pytest.raises(TomatError, match="ends in the augmentation occupancies of atom 1"):
+    with pytest.raises(TomatError, match="ends within the augmentation occupancies of atom 1"):
         read_augmentation(source)
     assert not (tmp_path / "other.CHGCAR").exists()
 

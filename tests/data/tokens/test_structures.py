@@ -112,7 +112,7 @@ def test_imported_rows_place_atoms_by_their_patch_alone(write, get_grid):
         if version == "v2":
             assert imported.crystals[0].name == "c"
         else:
-            with pytest.raises(TomatError, match="rows of c were imported, and where their patches lie is not known"):
+            with pytest.raises(TomatError, match="of c were imported, so the places of their patches are not known"):
                 imported.crystals[0]
     row = shards.read_rows(3, 4)[0]
     crystal = crystal_of_row(row, shards.layout, shards.codec, "c")
@@ -129,7 +129,7 @@ def test_lost_and_other_files_are_refused(write, get_grid, name):
         return len(shards.crystals), shards.promolecule
 
     path.unlink()
-    with pytest.raises(TomatError, match=f"has no {name}, and its manifest has. Copy or tokenize"):
+    with pytest.raises(TomatError, match=f"has no {name}, but its manifest names one. Copy or tokenize"):
         read()
     other = Structures.of([Crystal.of(get_grid(each)) for each in "abc"]).to_bytes()
     path.write_bytes(other if name.endswith("npz") else Promolecule(RadialBasis(), {}).to_text().encode())

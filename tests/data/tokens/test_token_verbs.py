@@ -105,9 +105,9 @@ def test_verify_of_other_sets_asks_where_the_densities_lie(shards, capsys):
 @pytest.mark.parametrize("flags", [["--species", "Na"], ["--accept", "zeros"]])
 def test_flags_that_could_do_nothing_are_refused(tmp_path, shards, flags):
     codec = ["--layout", "v3-p7", "--codec", tmp_path / "codec.json", "--output", tmp_path / "out"]
-    with pytest.raises(TomatError, match="are for --input; they say nothing of the embedded densities. Leave them out"):
+    with pytest.raises(TomatError, match="for --input; they do not apply to the embedded densities. Leave them out"):
         run("tokenize", "--demo", "train", *codec, *flags)
-    with pytest.raises(TomatError, match="are for --input; they say nothing of a shard set"):
+    with pytest.raises(TomatError, match="are for --input; they do not apply to a shard set"):
         run("tokens", "show", shards, *flags)
     assert main(["codec", "fit", "--demo", "--output", str(tmp_path / "out"), *flags]) == 2
     assert not (tmp_path / "out").exists()

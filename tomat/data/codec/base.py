@@ -69,7 +69,7 @@ def require_unit(codec: DensityCodec, unit: str, source: str) -> None:
     """Refuse to read densities of one unit as the other."""
     if codec.unit != unit:
         raise TomatError(
-            f"The codec is of densities in {codec.unit}, {source} is in {unit}. Use a codec of that unit, or "
+            f"The codec is for densities in {codec.unit}, but {source} is in {unit}. Use a codec for that unit, or "
             "convert the densities (multiply or divide by the cell volume)."
         )
 

@@ -114,7 +114,7 @@ class LloydMaxCodec:
         ids = np.asarray(ids)
         n_bins = self.n_density_tokens
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < n_bins:
-            raise TomatError(f"Density ids {ids.min()} to {ids.max()}; expected 0 to {n_bins - 1}. Another codec?")
+            raise TomatError(f"Density ids {ids.min()} to {ids.max()}; expected 0 to {n_bins - 1}. Is the codec wrong?")
         return (self.medians if decoder == "median" else self.means)[ids]
 
     @property

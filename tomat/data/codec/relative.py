@@ -69,7 +69,7 @@ class RelativeCodec(LloydMaxCodec):
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         if "promolecule" not in content:
-            raise TomatError("it is relative to a sum of atoms, and has none in it.")
+            raise TomatError("it is relative to a sum of atoms, but contains none.")
         promolecule = Promolecule.from_text(json.dumps(content["promolecule"]), "the sum of atoms in it")
         plain = LloydMaxCodec.from_dict(content)
         values = {each.name: getattr(plain, each.name) for each in fields(plain)}
@@ -115,9 +115,9 @@ def check_promolecule(codec: DensityCodec, promolecule: Promolecule | None, sour
     """Refuse a relative codec beside no promolecule or beside another than its own; errors name `source`."""
     own = relative_to(codec)
     if own is not None and (promolecule is None or promolecule.sha256 != own.sha256):
-        found = "none is there" if promolecule is None else f"{promolecule.sha256[:12]}... is there"
+        found = "no promolecule" if promolecule is None else f"{promolecule.sha256[:12]}..."
         raise TomatError(
-            f"{source} has a codec relative to the promolecule {own.sha256[:12]}..., and {found}. Use the promolecule "
+            f"{source} has a codec relative to the promolecule {own.sha256[:12]}..., but {found}. Use the promolecule "
             "that the codec was fitted with."
         )
 

@@ -65,7 +65,7 @@ class TwoTokenCodec:
         coarse, fine = ids[..., 0], ids[..., 1] - N_COARSE
         if np.any((coarse < 0) | (coarse >= N_COARSE) | (fine < 0) | (fine >= N_FINE)):
             raise TomatError(
-                "The density ids are no pairs in [0, 512) and [512, 4608); they are damaged, or of another codec."
+                "The density ids are not pairs in [0, 512) and [512, 4608); they are damaged, or from another codec."
             )
         level = coarse * N_FINE + fine
         log10 = self.log10_low + (level + 0.5) * ((self.log10_high - self.log10_low) / N_LEVELS)

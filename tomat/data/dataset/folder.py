@@ -103,7 +103,7 @@ def prepare_folder(place: str, request: FolderRequest, folder: Path, run_name: s
     files = listed.files
     check_species_apply((file.path for file in files), rules)
     if not (folder / FOLDER_FILE).exists() and any(read_plan(Store(folder / split)) is not None for split in SPLITS):
-        raise TomatError(f"run '{run_name}' has data of another source in {folder}; use another --run_name.")
+        raise TomatError(f"run '{run_name}' has data from another source in {folder}; use another --run_name.")
     with writing(folder, "Set --output_dir to a folder that this user may write."):
         folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
@@ -190,7 +190,7 @@ def _begin(folder: Path, request: FolderRequest, looked: Survey, place: str) -> 
     compositions = [(each.formula, each.atoms) for each in looked.materials]
     chosen = held_out_compositions(compositions, request.validation_share, request.split_seed)
     if request.validation_share > 0 and not chosen:
-        console.print("nothing can be held out: no composition has all its elements in the others too")
+        console.print("nothing can be held out: each composition has an element that no other has")
     record = _Record(request, list(looked.materials), list(chosen))
     write_text(folder / FOLDER_FILE, json.dumps(with_checksum(asdict(record)), sort_keys=True) + "\n")
     return record
@@ -234,7 +234,7 @@ def _tokenized(
     bins = open_shards(str(folder / "train")).codec.n_density_tokens
     if bins > request.most_bins:
         raise TomatError(
-            f"{folder} was tokenized with {bins:,} density ids, data.n_density_tokens allows {request.most_bins:,}; "
+            f"{folder} was tokenized with {bins:,} ids, but data.n_density_tokens allows {request.most_bins:,}; "
             "use another --run_name."
         )
     compositions = {split: sorted({formulas[name] for name in splits[split]}) for split in splits}

@@ -74,7 +74,7 @@ def choose_valences(
         if abs(said - number) > VALENCE_TOLERANCE:
             raise TomatError(
                 f"valence electrons of {symbol_of(z)}: {_OF_COUNTS} give {number:g}, {source} says ZVAL = {said:g}. "
-                "Put the POTCAR of these calculations there, or take it away."
+                "Put the POTCAR of these calculations there, or remove that one."
             )
     stated = {z: potcars.valences[z] for z in elements if z in potcars.valences and z not in settled}
     valences = {**settled, **{z: number for z, (number, _) in stated.items()}}
@@ -87,9 +87,9 @@ def choose_valences(
             if abs(expected - material.electrons) > VALENCE_TOLERANCE * len(row):
                 said = "; ".join(f"{symbol_of(z)} {stated[z][0]:g} in {stated[z][1]}" for z in row if z in stated)
                 raise TomatError(
-                    f"valence electrons: {material.name} holds {material.electrons:.6g}, and has {expected:g} with "
-                    f"ZVAL of the POTCARs ({said}). Put there the POTCAR of these calculations, or take it or that "
-                    "density away."
+                    f"valence electrons: {material.name} holds {material.electrons:.6g}, but ZVAL of the POTCARs "
+                    f"({said}) adds up to {expected:g}. Put the POTCAR of these calculations there, or "
+                    "remove it or that density."
                 )
     by_source: dict[str, list[str]] = {}
     for z in elements:
@@ -102,7 +102,7 @@ def choose_valences(
         differing = [potcars.differing[z] for z in elements if z not in valences and z in potcars.differing]
         why = f" (the POTCARs differ: {'; '.join(differing)})" if differing else ""
         asked = ",".join(f"{symbol}=N" for symbol in unknown)
-        parts.append(f"not known of {', '.join(unknown)}{why}: `tomat predict` asks for --valences {asked}")
+        parts.append(f"not known for {', '.join(unknown)}{why}: `tomat predict` asks for --valences {asked}")
     return valences, "; ".join(parts)
 
 
@@ -124,7 +124,7 @@ def _refuse_odd_ones(materials: Sequence[Material]) -> None:
     more = f" and {len(odd) - 5:,} more" if len(odd) > 5 else ""
     words = ", ".join(f"{symbol_of(z)} {n:g}" for z, n in sorted(common.items()))
     raise TomatError(
-        f"valence electrons: most densities fit {words}, and {counted(len(odd), 'density', 'densities')} not: "
+        f"valence electrons: most densities fit {words}, but not {counted(len(odd), 'density', 'densities')}: "
         f"{'; '.join(odd[:5])}{more}. Take them out, or learn from all of them with `--data.accept electrons`."
     )
 

@@ -106,8 +106,8 @@ def check_atoms_on_density(
             share = np.inf if again is None else again.share
             if share < BETTER_SHARE * found.share and share < found.share - LEAST_GAIN and share < LARGEST_MISFIT:
                 raise TomatError(
-                    f"{source}: {words}: so, one function an element around the atoms leaves {100 * share:.1f} % of "
-                    f"the density, as read {100 * found.share:.0f} %. {remedy}"
+                    f"{source}: {words}: if so, one function an element around the atoms cannot explain "
+                    f"{100 * share:.1f} % of the density; as read, {100 * found.share:.0f} %. {remedy}"
                 )
     if found.share > LARGEST_MISFIT:
         basis, _, images = atoms_and_images(crystal.lattice, crystal.frac_coords)
@@ -116,16 +116,16 @@ def check_atoms_on_density(
         words = ", ".join(f"{each:.3f}" for each in found.worst_frac)
         raise TomatError(
             f"{source}: the density does not lie on the atoms: {found.worst_e_per_a3 / crystal.volume_a3:.2g} e/Å³ at "
-            f"({words}) of the cell, {away_a:.2f} A from the nearest. One function an element around them leaves "
-            f"{100 * found.share:.0f} % of it, expected at most {100 * LARGEST_MISFIT:.0f} %; atoms are missing or "
-            f"elsewhere, or the values are in another order. {remedy}"
+            f"({words}) of the cell, {away_a:.2f} A from the nearest. One function an element around them cannot "
+            f"explain {100 * found.share:.0f} % of it, expected up to {100 * LARGEST_MISFIT:.0f} %; atoms are missing "
+            f"or elsewhere, or the values are in another order. {remedy}"
         )
     if meanings:
         held = _held(values, crystal)
         faults = [_fault(each, held) for each in meanings]
         if all(faults):
             start = f"{source}: {hint} As read," if hint else f"{source}:"
-            raise TomatError(f"{start} the density lies on other elements than its atoms are: {faults[0]}. {remedy}")
+            raise TomatError(f"{start} the density does not fit the elements of its atoms: {faults[0]}. {remedy}")
 
 
 def _other_readings(values: np.ndarray, crystal: Crystal) -> Iterator[tuple[str, np.ndarray, Crystal]]:

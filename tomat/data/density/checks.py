@@ -125,7 +125,7 @@ def check_zeros(values: np.ndarray, source: str) -> None:
     if n_steep > LARGEST_STEEP_SHARE * values.size or longest > LONGEST_STEEP_RUN:
         raise TomatError(
             f"{source}: {n_zeros:,} of {values.size:,} values are exactly zero, {n_steep:,} beside ordinary values and "
-            f"up to {longest:,} in a row; expected zeros behind small values. A part of the file was zeroed: fetch it "
+            f"up to {longest:,} in a row; expected zeros beside small values. A part of the file was zeroed: fetch it "
             "again. `--accept zeros` reads it as it is."
         )
 
@@ -232,8 +232,8 @@ def check_electron_count(
     start = f"{source}: {found:.4f} electrons" + (f"; {cause} As read," if cause else ",")
     if exact:
         raise TomatError(
-            f"{start} {found - known[0].electrons:+.4g} off what the valences given (--valences, or the POTCAR beside "
-            f"it) add up to, {known[0].words()}. `--accept electrons` reads a charged cell as it is."
+            f"{start} {found - known[0].electrons:+.4g} off the sum of the valences given (--valences, or the POTCAR "
+            f"beside it), {known[0].words()}. `--accept electrons` reads a charged cell as it is."
         )
     if not whole:
         damaged = "" if cause else " A part of it is damaged or missing."
@@ -267,13 +267,13 @@ def _likely_cause(values: np.ndarray, found: float, fit: Callable[[float], Seque
         for electrons, sides in ((without, " and the sides are too long by that voxel"), (shorter, "")):
             if meanings := fit(electrons):
                 return (
-                    f"the first and the last plane along {named} are the same, both end points were written{sides}: "
+                    f"the first and the last plane along {named} are the same, so both end points were written{sides}: "
                     f"without the last it holds {meanings[0].words()}. Write the grid without its end points."
                 )
     for axes in itertools.chain.from_iterable(itertools.combinations(range(3), n) for n in (3, 2, 1)):
         if meanings := fit(found * float(np.prod([(shape[axis] - 1) / shape[axis] for axis in axes]))):
             return (
-                f"were the voxels along {', '.join('xyz'[axis] for axis in axes)} a side over N and not over N - 1, it "
+                f"if the voxels along {', '.join('xyz'[axis] for axis in axes)} were a side over N, not over N - 1, it "
                 f"would hold {meanings[0].words()}: write the voxel as the side of the cell over the number of voxels."
             )
     for axis, n in enumerate(shape):

@@ -99,7 +99,7 @@ def read_augmentation(path: Location, rules: ReadRules = DEFAULT_RULES) -> Augme
             found = 0
             while found < count:
                 if not (line := text.line(limits.LONGEST_LINE_BYTES)):
-                    raise TomatError(f"{source} ends in the augmentation occupancies of atom {atom}.")
+                    raise TomatError(f"{source} ends within the augmentation occupancies of atom {atom}.")
                 spelt, values = limits.parsed(line, source, "augmentation occupancies", KIND)
                 found += values.size
                 lines.append(spelt.decode("latin-1"))
@@ -146,7 +146,7 @@ def _read_values(text: limits.BoundedText, n_atoms: int) -> tuple[np.ndarray, Pa
                 break
     if loose:
         raise TomatError(
-            f"{source}: values are left over after {n_values:,} of the grid {_sides(shape)}; one of both is damaged."
+            f"{source}: values are left over after {n_values:,} of the grid {_sides(shape)}; one of the two is damaged."
         )
     if blocks == 3:
         raise TomatError(f"{source} is not a complete CHGCAR: it ends after two of three magnetisation densities.")

@@ -98,8 +98,8 @@ def _read_header(text: limits.BoundedText) -> _Header:
         if len(sets) != 2 or sets[0] != 1:
             shown = " ".join(f"{each:g}" for each in sets[:4])
             raise TomatError(
-                f"{source} holds orbitals, or several data sets: {shown!r} stands behind its atoms; expected `1` and a "
-                "name, of one density. Write each data set to a file of its own."
+                f"{source} holds orbitals, or several data sets: {shown!r} follows its atoms; expected `1` and the "
+                "name of one density. Write each data set to a file of its own."
             )
     coords = (atoms[:, 2:] - np.array(head[1:4])) * unit_a @ np.linalg.inv(lattice)
     return _Header(titles, (nx, ny, nz), lattice, numbers, coords)

@@ -61,7 +61,7 @@ def read_coefficients(path: str | os.PathLike[str]) -> tuple[ReciprocalList, np.
             if miller.min() < -LARGEST_INDEX or miller.max() > LARGEST_INDEX:
                 raise ValueError(f"Miller indices up to {miller.max()} and down to {miller.min()}")
             if len(np.unique(miller, axis=0)) < len(miller):
-                raise ValueError("a vector stands in the list twice")
+                raise ValueError("a vector is in the list twice")
             if not (np.abs(coefficients) < LARGEST_COEFFICIENT).all():
                 raise ValueError("coefficients that are not finite")
     except (OSError, ValueError, TypeError, MemoryError) as error:
@@ -82,7 +82,7 @@ def write_charge_density(grid: DensityGrid, path: str | os.PathLike[str], vector
         lengths = 2 * np.pi * BOHR_A * np.linalg.norm(np.linalg.inv(vectors.reciprocal), axis=0)
         theirs, ours = (", ".join(f"{a:.5g}" for a in each) for each in (lengths, grid.lattice_parameters[:3]))
         raise TomatError(
-            f"{vectors.source} is of a cell with axes of {theirs} A, {grid.material_id or 'the structure'} has {ours} "
+            f"{vectors.source} has a cell with axes of {theirs} A, {grid.material_id or 'the structure'} has {ours} "
             "A or other angles; expected one cell with the same axes in both."
         )
     needed = 2 * np.abs(vectors.miller).max(axis=0) + 1

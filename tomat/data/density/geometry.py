@@ -78,7 +78,7 @@ def check_cell(lattice: np.ndarray, atomic_numbers: np.ndarray, frac_coords: np.
         raise TomatError(f"{source}: the lattice or a coordinate is no plausible finite number; the file is damaged.")
     hint = "Is the lattice in angstrom, and not in bohr or scaled? `--accept distances` reads it as it is."
     per_atom = abs(float(np.linalg.det(lattice))) / len(atomic_numbers)
-    found = f"{source}: the cell has {per_atom:.4g} A^3 for an atom"
+    found = f"{source}: the cell has {per_atom:.4g} A^3 per atom"
     if not LEAST_VOLUME_PER_ATOM_A3 <= per_atom <= MOST_VOLUME_PER_ATOM_A3:
         raise TomatError(f"{found}; expected {LEAST_VOLUME_PER_ATOM_A3:g} to {MOST_VOLUME_PER_ATOM_A3:g}. {hint}")
     radii = np.array([covalent_radius_a(int(number)) for number in atomic_numbers])

@@ -92,7 +92,7 @@ def species_of(header: Header, path: Path, rules: ReadRules) -> np.ndarray:
     if elements is not None:
         if species and not header.names(species):
             _log.warning(
-                "%s names its elements, %s; --species %s is for files that name none, and is left aside.",
+                "%s names its elements, %s; --species %s is for files that name none, and is ignored.",
                 path, _words(dict.fromkeys(elements)), _words(species),
             )  # fmt: skip
         return np.array([atomic_number(symbol) for symbol in elements], dtype=np.int64)

@@ -233,7 +233,7 @@ class Promolecule:
         except (TomatError, LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise TomatError(f"{source} is not a promolecule ({type(error).__name__}: {error}). {_AGAIN}") from error
         if not whole:
-            raise TomatError(f"{source} is damaged, or of another version: its hash is of other content. {_AGAIN}")
+            raise TomatError(f"{source} is damaged, or of another version: its hash does not fit its content. {_AGAIN}")
         return found
 
     @classmethod

@@ -63,7 +63,7 @@ def add_rule_flags(parser: argparse.ArgumentParser) -> None:
 def refuse_rules(species: Sequence[str] | None, accept: Sequence[str] | None, where: str) -> None:
     """Refuse `--species` and `--accept` where no density is read that they could act on."""
     if species or accept:
-        raise TomatError(f"--species and --accept are for --input; they say nothing of {where}. Leave them out.")
+        raise TomatError(f"--species and --accept are for --input; they do not apply to {where}. Leave them out.")
 
 
 def rules_of(species: Sequence[str] | None, accept: Sequence[str] | None) -> ReadRules:

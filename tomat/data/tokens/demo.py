@@ -68,8 +68,8 @@ def write_demo_shards(
         for split in SPLITS:
             if held[split] != names[split]:
                 tell(
-                    f"note: {folder / split} holds {len(held[split])} embedded densities, of an earlier version or "
-                    f"without some compounds, and {len(names[split])} are asked for now; the run goes on with those "
+                    f"note: {folder / split} holds {len(held[split])} embedded densities, from an earlier version or "
+                    f"without some compounds, but {len(names[split])} are asked for now; the run goes on with those "
                     "that it began with.",
                     soft_wrap=True,
                 )

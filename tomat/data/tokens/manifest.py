@@ -171,8 +171,8 @@ class ShardManifest:
         if self.layout.is_scattered:
             raise TomatError(f"Layout {self.layout.name} has scattered voxels and no patches; ask for its voxels.")
         if material.anchors_seed == IMPORTED_ANCHORS:
-            unknown = f"The rows of {material.material_id} were imported, and where their patches lie is not known"
-            raise TomatError(f"{unknown}. Tokenize the densities to have it.")
+            unknown = f"The rows of {material.material_id} were imported, so the places of their patches are not known"
+            raise TomatError(f"{unknown}. Tokenize the densities to have them.")
         return draw_anchors(material.anchors_seed, material.grid_shape, material.row_end - material.row_start)
 
     def voxels(self, material: MaterialRows, start: int = 0, stop: int | None = None) -> np.ndarray:

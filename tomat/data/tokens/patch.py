@@ -44,7 +44,7 @@ def check_cell_encodable(
         _grid_and_lattice_integers(name, grid_shape, lattice)
         layout.patch_shape(len(atomic_numbers))
     elif prod(int(side) for side in grid_shape) < 2:
-        said = f"{_named(name)} has a grid of one voxel, which tells its mean density alone"
+        said = f"{_named(name)} has a grid of one voxel, which gives only its mean density"
         raise TomatError(f"{said}; expected two or more. Use a finer grid, or leave this material out.")
 
 
@@ -184,7 +184,7 @@ class _Reader:
         found = self.ids[self.place] if self.place < len(self.ids) else "the end"
         raise TomatError(
             f"The sequence is not {self.layout.version}: position {self.place} has {found}, expected {expected}. Is it "
-            "damaged, or of another layout or codec?"
+            "damaged, or from another layout or codec?"
         )
 
     def next_is(self, token: int) -> bool:

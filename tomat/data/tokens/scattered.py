@@ -84,7 +84,7 @@ def decode_scattered(
         expected = f"a density token ({v.DENSITY_START} to {end - 1})" + (", or padding to the end" if n else "")
         raise TomatError(
             f"The sequence is not scattered: position {place} has {ids[place] if len(ids) else 'the end'}, expected "
-            f"{expected}. Is it damaged, or of another layout or codec?"
+            f"{expected}. Is it damaged, or from another layout or codec?"
         )
     tokens = ids[:n] - v.DENSITY_START
     values, unit = codec.decode(tokens), codec.unit

@@ -41,7 +41,7 @@ def repair_chunks(shards: ShardSet, chunks: Iterable[int], get_grid: GetGrid) ->
         if found != expected:
             raise TomatError(
                 f"Chunk {chunk} of {shards.url} cannot be repaired from this source: checksum {found[:12]}..., "
-                f"expected {expected[:12]}... Give the densities that the set was made of."
+                f"expected {expected[:12]}... Give the densities that the set was made from."
             )
         with explaining_storage(f"Cannot write chunk {chunk} of {store.url}{ARRAY_NAME}"):
             begin_chunk(store, shards.array, shards.manifest, chunk, rows).result()
@@ -72,7 +72,7 @@ def compare_with_source(shards: ShardSet, rows: Iterable[int], get_grid: GetGrid
                 and np.allclose(stored.lattice, grid.lattice, rtol=0, atol=STRUCTURE_TOLERANCE_A)
                 and np.allclose((moved - np.round(moved)) @ grid.lattice, 0, atol=STRUCTURE_TOLERANCE_A)
             ):
-                raise TomatError(f"{where}: the structure in {STRUCTURES_NAME} is another one.")
+                raise TomatError(f"{where}: the structure in {STRUCTURES_NAME} is different.")
         offset = cell.encode(rho).astype(np.int64) - tokens
         if np.any(offset):
             n = np.count_nonzero(offset)

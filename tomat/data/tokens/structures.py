@@ -88,9 +88,9 @@ class PreambleStructures:
         self.manifest, self.codec, self.read_rows = manifest, codec, read_rows
         self._read: dict[int, Crystal] = {}
         warn(
-            f"{url} has no exact structures (written before they were, or imported). They are read from its rows, "
-            f"which round the lattice to {LENGTH_STEP_A} A and {ANGLE_STEP_DEGREES} degrees: atoms lie off by some "
-            "hundredths of an angstrom. Tokenize the densities again to have them."
+            f"{url} has no exact structures (an earlier version wrote it, or it was imported). They are read "
+            f"from its rows, which round the lattice to {LENGTH_STEP_A} A and {ANGLE_STEP_DEGREES} degrees: atoms are "
+            "off by some hundredths of an angstrom. Tokenize the densities again to have them."
         )
 
     def __len__(self) -> int:

@@ -121,7 +121,7 @@ def decode_positions(ids: np.ndarray) -> np.ndarray:
     parts = np.asarray(ids, dtype=np.int64) - [0, N_EXPONENT_IDS, N_EXPONENT_IDS + N_BYTE_IDS]
     if np.any((parts < 0) | (parts >= [N_EXPONENT_IDS, N_BYTE_IDS, N_BYTE_IDS])):
         raise TomatError(
-            "The position ids are no triples in [0, 512), [512, 768) and [768, 1024): damaged, or of another codec."
+            "The position ids are not triples in [0, 512), [512, 768) and [768, 1024): damaged, or from another codec."
         )
     bits = parts[..., 0] << 16 | parts[..., 1] << 8 | parts[..., 2]
     if np.any(bits >= int(np.float32(1).view(np.uint32)) >> _DROPPED_BITS):

@@ -97,7 +97,7 @@ def read_part[Part: DensityCodec | Promolecule | Structures](
 ) -> Part:
     """Read an object beside a manifest, which states its hash. Refuses another set's. `read` gets content and place."""
     if (content := store.read(name)) is None:
-        raise TomatError(f"The shard set {store.url} has no {name}, and its manifest has. {AGAIN}")
+        raise TomatError(f"The shard set {store.url} has no {name}, but its manifest names one. {AGAIN}")
     found = read(content, store.url + name)
     if found.sha256 != stated:
         hashes = f"it hashes to {found.sha256[:12]}..., the manifest says {stated[:12]}..."

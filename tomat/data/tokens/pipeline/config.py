@@ -114,8 +114,8 @@ class RetokenizeConfig:
         if self.promolecule is not None and self.sequence_layout.tokens_per_voxel > 1:
             raise TomatError(f"promolecule is {self.promolecule}; layout {self.layout} goes with none. Leave it out.")
         if self.relative and not self.fits_codec:
-            given = f"codec is {self.codec}" if self.codec else f"layout {self.layout} goes with no such codec"
-            raise TomatError(f"relative is set, and {given}. Leave it out: a codec says itself what its bins are of.")
+            given = f"codec is {self.codec}" if self.codec else f"layout {self.layout} takes no such codec"
+            raise TomatError(f"relative is set, and {given}. Leave it out: a codec states its own bins.")
         if self.fits_codec and self.split not in ("train", ""):
             raise TomatError(
                 f"The split is '{self.split}' and no codec is given. A codec is fitted to training data alone: give "

@@ -219,7 +219,7 @@ def unit_survey(store: Store, unit: SurveyUnit) -> UnitSurvey:
     found = typed(values, UnitSurvey, source, again)
     names = [each.material_id for each in found.materials] + [name for name, _ in found.skipped]
     if sorted(names) != sorted(each.material_id for each in unit.materials):
-        raise TomatError(f"{source} is damaged: it is not of the materials it should be of. {again}")
+        raise TomatError(f"{source} is damaged: its materials are not those of its unit. {again}")
     return found
 
 

@@ -153,7 +153,7 @@ class DensityAttention(Attention):
         """The result, and keys and values of all positions as attention takes them; with the kernel `attention` the
         keys are not rotated yet."""
         if not isinstance(mask, AttentionMask) or not is_causal_alone(mask):
-            said = "attention was called with another mask than a causal one, with or without a sliding window"
+            said = "attention was called with a mask that is not causal, with or without a sliding window"
             raise TomatError(f"{said}; call the model through tomat.model.any_decoder.causal_activations.")
         if self.config.sliding_window is not None:
             mask = mask.with_sliding_window(self.config.sliding_window)
@@ -161,7 +161,7 @@ class DensityAttention(Attention):
         no_window = paired or self.config.query_blocks > 1 or self.config.whole_head is not None
         if no_window and mask.sliding_window is not None:
             said = f"attention was called with a sliding window of {mask.sliding_window}"
-            raise TomatError(f"{said}; model.paired_heads, query_blocks and whole_head have none: leave it out.")
+            raise TomatError(f"{said}; model.paired_heads, query_blocks and whole_head take none: leave it out.")
         key_proj, key_o = maybe_rng_split(key, 2)
         if kernel != "xla":
             self._check_kernel(kernel, pos_ids)
@@ -233,7 +233,7 @@ class DensityAttention(Attention):
         elif backend != Backend.SPLASH:
             what = f"the attention backend is {backend}; it runs beside splash attention on a TPU"
         if what is not None:
-            raise TomatError(f"model.qk_rotary.kernel is {kernel}, and {what}. Use model.qk_rotary.kernel: xla.")
+            raise TomatError(f"model.qk_rotary.kernel is {kernel}, but {what}. Use model.qk_rotary.kernel: xla.")
 
     def _project(self, x: NamedArray, *, key, name: str | None = None) -> tuple[NamedArray, NamedArray, NamedArray]:
         """Queries, keys and values as they are projected; `name` is the checkpoint name of what is kept of them."""

@@ -35,7 +35,7 @@ def lacks_cudnn(platform: str | None, head_size: int, dtype: Any) -> str | None:
         device = jax.local_devices()[0]
         kind, found = device.device_kind, str(getattr(device, "compute_capability", ""))
         if not found.replace(".", "", 1).isdecimal():  # `gfx942`
-            return f"{kind} is none of NVIDIA's GPUs"
+            return f"{kind} is not an NVIDIA GPU"
         major, _, minor = found.partition(".")
         capability = int(major), int(minor or 0)
     if capability < LEAST_CAPABILITY:

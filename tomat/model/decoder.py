@@ -164,7 +164,7 @@ class DensityDecoderConfig(Qwen3Config):
         all_keep = mlp and keeps_mlp_projections(policy)
         same = f"save_mlp_layers is {mlp} and scan_layers is true, where all layers keep the same"
         yield mlp and self.scan_layers, f"{same}: set scan_layers: false, or gradient_checkpointing: save_attention_mlp"
-        yield all_keep, f"save_mlp_layers is {mlp}, and all layers keep that by gradient_checkpointing; leave out one"
+        yield all_keep, f"save_mlp_layers is {mlp}, but gradient_checkpointing keeps that in all layers; leave one out"
 
         in_vmem = self.whole_head is not None
         windowed = f"whole_head is set and sliding_window is {window}; its kernels have no window"
@@ -178,16 +178,16 @@ class DensityDecoderConfig(Qwen3Config):
         yield mix and layers == 1, f"{one_layer}; there is no layer after the first to mix into"
         paired = self.paired_heads
         yield paired and kv_heads % 2, f"paired_heads is true and num_kv_heads is {kv_heads}; expected an even number"
-        both = f"and sliding_window is {window}; leave out the one or the other"
+        both = f"and sliding_window is {window}; leave one of them out"
         yield paired and window is not None, f"paired_heads is true {both}"
         yield not 1 <= blocks <= MAX_QUERY_BLOCKS, f"query_blocks is {blocks}; expected 1 to {MAX_QUERY_BLOCKS}"
-        other = f"query_blocks is {blocks} and attn_backend is {backend or 'not set'}; they are those of vanilla"
+        other = f"query_blocks is {blocks} and attn_backend is {backend or 'not set'}; only vanilla has them"
         elsewhere = blocks > 1 and backend != Backend.VANILLA
         yield elsewhere, f"{other}: set model.attn_backend: vanilla, or leave them out"
         yield blocks > 1 and window is not None, f"query_blocks is {blocks} {both}"
         if self.field is not None:
             around = self.environment
-            yield around is None, "field is set and model.environment is not: set it, which has the prior"
+            yield around is None, "field is set and model.environment is not: set it, because it has the prior"
             other = f"field.basis is {self.field.basis} and model.environment.basis {around and around.basis}"
             yield around and around.basis != self.field.basis, f"{other}; expected the same"
 

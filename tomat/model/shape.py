@@ -37,7 +37,7 @@ def decoder_shape(config: LmConfig, vocab_size: int) -> ModelShape:
     fields that they ignore, such as `head_dim` of Mistral, Qwen and Gemma."""
     kind = type(config)
     if kind not in COUNTED.values():
-        said = f"FLOPs of {kind.__name__} are not known: its shape has not been held against what it builds"
+        said = f"FLOPs of {kind.__name__} are not known: its shape has not been checked against the model it builds"
         raise TomatError(f"{said}; expected exactly one of model.type {', '.join(COUNTED)}.")
     known: Any = config  # what these classes have in common is declared nowhere
     attention = known.attention_config()

@@ -124,7 +124,7 @@ class LossConfig:
         only the plain cross-entropy over the whole vocabulary is defined."""
         if tokens_per_voxel != 1 and (self.kind != "cross_entropy" or self.vocabulary != "full"):
             said = f"loss.kind is {self.kind} over the {self.vocabulary} vocabulary, but the layout has "
-            said += f"{tokens_per_voxel} tokens per voxel, of which none alone has a density"
+            said += f"{tokens_per_voxel} tokens per voxel, none of which has a density alone"
             raise TomatError(f"{said}. Set loss.kind: cross_entropy and loss.vocabulary: full, or use another layout.")
 
     def warning(self) -> str | None:

@@ -103,7 +103,7 @@ def prepared(
     if start < 0 or target.n_density_tokens < 2 or end > head.shape[0]:
         raise TomatError(
             f"the density ids are {start}..{end - 1} and the head has {head.shape[0]} rows; expected two or more ids "
-            "within it. Build the model with the vocabulary of the data's codec."
+            "within the head. Build the model with the vocabulary of the data's codec."
         )
     if not target.has_values and config.kind != "cross_entropy":
         raise TomatError(f"loss.kind {config.kind} needs the codec's table of densities; there is none for this data.")

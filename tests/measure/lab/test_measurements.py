@@ -47,8 +47,8 @@ def test_a_row_measures_the_slice_that_it_ran_on_and_others_are_left_out_with_th
     assert [one.slice for one in found] == ["v6e-4", "v6e-8", "v6e-8"]
     assert ["was asked for" in one.source for one in found] == [False, True, False]
     assert refused == {
-        "fewer": "it ran on 2 x TPU v6 lite, and v6e-4 was asked for: no TPU slice, which is what plans are of",
-        "none": "it ran on 1 x NVIDIA H200: no TPU slice, which is what plans are of",
+        "fewer": "it ran on 2 x TPU v6 lite, but v6e-4 was asked for: no TPU slice, and plans are for TPU slices only",
+        "none": "it ran on 1 x NVIDIA H200: no TPU slice, and plans are for TPU slices only",
         "begun": "it has no step time (measured)",
     }
     # The verb takes a record for what it is.

@@ -128,7 +128,7 @@ class CalibrationRow:
         if unmeasured := sorted(set(self.doubted) - (set(SHARES) & set(self.measured))):
             raise TomatError(
                 f"{row}: doubted has {unmeasured[0]}, which is no measured share; expected measured ones of "
-                f"{', '.join(SHARES)}. Take a row out whose other figures cannot be."
+                f"{', '.join(SHARES)}. Take the row out if its other figures are in doubt."
             )
         if self.slice:
             try:
@@ -194,8 +194,8 @@ def tpu_slice(found: FoundDevices, asked: str | None) -> Slice:
     """The slice that was measured. If several names fit the same chips, the name `asked` is kept."""
     slice_ = found.as_slice(asked)
     if slice_ is None or slice_.libtpu_topology is None:
-        meant = "" if asked is None else f", and {asked} was asked for"
-        raise TomatError(f"it ran on {found}{meant}: no TPU slice, which is what plans are of")
+        meant = "" if asked is None else f", but {asked} was asked for"
+        raise TomatError(f"it ran on {found}{meant}: no TPU slice, and plans are for TPU slices only")
     return slice_
 
 

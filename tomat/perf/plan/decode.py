@@ -69,7 +69,7 @@ def cell_of(config: TrainConfig, grid_shape: tuple[int, int, int], cell: Crystal
         _, room = atoms_near(environment, cell, anchors, grid_shape, patch_shape)
     more = patches * prod(patch_shape) / prod(grid_shape) - 1
     if more > 0:
-        notes.append(f"patches reach past the cell: {more:.0%} more voxels are decoded than it has")
+        notes.append(f"patches reach past the cell: {more:.0%} more voxels are decoded than the cell has")
     return Cell(grid_shape, n_atoms, patch_shape, patches, room, tuple(notes))
 
 

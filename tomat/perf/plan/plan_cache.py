@@ -242,7 +242,7 @@ def kept_program(folder: Path, again: str = "plan") -> tuple["HloProgram", dict[
     try:
         return load_program(folder / PROGRAM_FILE), schedules
     except TomatError as error:
-        raise TomatError(f"{error} It is of a cache. {remedy}") from None
+        raise TomatError(f"{error} The file is in a cache. {remedy}") from None
 
 
 def keep_report(cache: Path, key: str, report: Mapping[str, Any]) -> None:

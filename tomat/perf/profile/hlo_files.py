@@ -86,7 +86,7 @@ def program_from_text(text: str, origin: str) -> HloProgram:
         raise TomatError(f"{origin}: XLA has not parsed this HLO text in {LONGEST_PARSE_SECONDS:.0f} s.") from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[0] if lines else "it says nothing"
+        reason = lines[0] if lines else "its parser says nothing"
         if done.returncode < 0:
             # A failed assertion is `F0000 00:00:... FILE:LINE] ...`, after a line of absl's about logging.
             fatal = next((line for line in lines if line.startswith("F") and "] " in line), reason)

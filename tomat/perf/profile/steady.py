@@ -81,7 +81,7 @@ def _windows(marks: list[StepMark], device: DeviceTrace, runs: list[ModuleRun]) 
     if len(executed) and executed.min() != executed.max():
         return f"from {executed.min()} to {executed.max()} executions begin between two marks"
     if len(executed) and executed[0] > 1 and np.diff(numbers).min() > 1:
-        return f"{executed[0]} executions begin between two marks, whose numbers are not those of neighbours"
+        return f"{executed[0]} executions begin between two marks, whose numbers are not consecutive"
     windows = np.stack([starts, np.append(starts[1:], ends[-1])], axis=1)
     # The last window ends with its mark. If the mark has no end, it is no window at all.
     if len(windows) >= 3 or ends[-1] <= starts[-1]:

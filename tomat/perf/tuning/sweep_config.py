@@ -263,7 +263,7 @@ def _grid_rows(keys: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
         sizes = " x ".join(str(len(values)) for values in axes.values())
         raise TomatError(
             f"{path} has {n_rows:,} rows (a grid of {sizes} and {len(keys['rows'])} of their own); at most "
-            f"{MAX_ROWS:,} can be planned, each for minutes. Take values out of the grid, or make several sweeps."
+            f"{MAX_ROWS:,} can be planned, and each takes minutes. Take values out of the grid, or make several sweeps."
         )
     for entry in keys["exclude"]:
         if not isinstance(entry, Mapping) or not entry or set(entry) - set(axes):

@@ -114,7 +114,7 @@ def ask(
             written = (work / ERRORS_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
             end = "\n  ".join(line[:300] for line in written[-6:])
             found = f"the compiling process ended with status {child.returncode} while {last['stage']}"
-            raise TomatError(f"{found}; the end of what it said:\n  {end}")
+            raise TomatError(f"{found}; the end of its output:\n  {end}")
     folder = cache / PROGRAMS / last["key"]
     opened = open_result(folder)
     if opened is None:

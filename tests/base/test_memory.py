@@ -56,5 +56,5 @@ def test_what_is_freed_is_not_asked_for_again(kept):
 
 def test_another_c_library_is_refused(monkeypatch):
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    with pytest.raises(TomatError, match="the C library is unknown; only glibc can be told so"):
+    with pytest.raises(TomatError, match="the C library is unknown; only glibc has this setting"):
         keep_freed_memory()

@@ -20,7 +20,7 @@ SLOW = "UserWarning: TPU backend initialization is taking more than 60.0 seconds
     [
         (BUSY, "/dev/vfio is busy", True),
         (LOADED, "has libtpu loaded", True),
-        (LOCK, "lock file cannot be opened", True),
+        (LOCK, "a process of another user, cannot be opened", True),
         (TOPOLOGY, "does not find the slice", False),
         (f"{SLOW}\n{TOPOLOGY}", "does not find the slice", False),
         (DENIED, "may not open the chips", False),

@@ -77,7 +77,7 @@ def test_they_stand_before_and_after_every_verb():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--quiet", "demo-data", "show", "--verbose"], "--quiet and --verbose are both there"),
+        (["--quiet", "demo-data", "show", "--verbose"], "--quiet and --verbose are both given"),
         (["--log_level", "loud", "demo-data", "show"], "choose from debug, info, warning, error"),
         (["--quite", "demo-data", "show"], "did you mean --quiet?"),
         (["--verbose", "demodata", "show"], "did you mean demo-data?"),

@@ -35,7 +35,7 @@ def keep_freed_memory() -> None:
     """
     asked, library = "keep_freed_memory is true, and", platform.libc_ver()[0] or "unknown"
     if library != "glibc":
-        raise TomatError(f"{asked} the C library is {library}; only glibc can be told so: leave it out.")
+        raise TomatError(f"{asked} the C library is {library}; only glibc has this setting: leave it out.")
     mallopt = ctypes.CDLL(None).mallopt
     # Large buffers get no mapping of their own, and the end of the heap is not given back.
     for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER)):

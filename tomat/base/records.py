@@ -76,7 +76,7 @@ def typed[T](
         raise refused(place, _at(value, place), f"{said[:1].lower()}{said[1:]}") from None
     if not extra_keys:
         for place in _extra(value, found):
-            raise TomatError(f"{origin} is damaged: no version writes its key {place!r}. {remedy}")
+            raise TomatError(f"{origin} is damaged: no version of tomat writes its key {place!r}. {remedy}")
     return found
 
 

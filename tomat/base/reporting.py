@@ -210,7 +210,7 @@ def as_asked(args: argparse.Namespace) -> Iterator[None]:
     """Apply the verbosity that the flags ask for in the block, and restore the earlier one after it."""
     quiet, verbose = getattr(args, "quiet", False), getattr(args, "verbose", False)
     if quiet and verbose:
-        raise TomatError("--quiet and --verbose are both there; leave one of them out.")
+        raise TomatError("--quiet and --verbose are both given; leave one of them out.")
     asked = getattr(args, "log_level", "info" if verbose else None)
     before, root = vars(chosen).copy(), logging.getLogger()
     root_before, level_before = list(root.handlers), root.level

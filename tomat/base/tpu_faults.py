@@ -25,8 +25,8 @@ TPU_FAULTS = (
     # jax-ml/jax 13260, marin-community/marin 2618 and 4783, google/gvisor 11545.
     TpuFault(
         re.compile(r"open\(/dev/(?:vfio|accel)\S*\): Device or resource busy|Couldn't open iommu group /dev/vfio"),
-        "another process has the chips (/dev/vfio is busy), as one may after a preemption",
-        "`sudo lsof -w /dev/vfio/* /dev/accel*` names it; a machine that was taken over so is best replaced",
+        "another process has the chips (/dev/vfio is busy), as can happen after a preemption",
+        "`sudo lsof -w /dev/vfio/* /dev/accel*` names it; after a preemption it is best to replace the machine",
         held=True,
     ),
     # jax-ml/jax 10192, sgl-project/sglang-jax 857.
@@ -40,26 +40,26 @@ TPU_FAULTS = (
     # jax-ml/jax 10192, huggingface/diffusers 2745: left by a process that was killed, mostly another user's.
     TpuFault(
         re.compile(r"Internal error when accessing libtpu multi-process lockfile|/tmp/libtpu_lockfile"),
-        "libtpu's lock file cannot be opened, which a process of another user has left",
+        "libtpu's lock file, left by a process of another user, cannot be opened",
         "`sudo rm /tmp/libtpu_lockfile` on that host",
         held=True,
     ),
     # pytorch/xla 9753: a v6e with another chip's software has no driver for its chips.
     TpuFault(
         re.compile(r"Failed to get global TPU topology"),
-        "libtpu does not find the slice around this host: the machine's software is not the chip's, or another host of "
-        "it is gone",
+        "libtpu does not find the slice around this host: the machine's software is for another chip, or "
+        "another host of the slice is gone",
         "check --runtime_version (`tomat launch` takes the chip's own), and that every host has started",
     ),
     TpuFault(
         re.compile(r"number of devices found in the host does not match the topology|No TPU devices found"),
-        "this host has not the chips that the slice has here",
+        "this host lacks the chips that the slice should have here",
         "the machine is broken or has other software: replace it",
     ),
     TpuFault(
         re.compile(r"Failed to establish SliceBuilder grpc channel"),
         "libtpu does not reach another host of the slice (tcp 8471)",
-        "see whether that host runs, and whether a firewall rule lets hosts reach one another",
+        "check that the host runs, and that a firewall rule lets hosts reach one another",
     ),
     TpuFault(
         re.compile(r"open\(/dev/(?:vfio|accel)\S*\): (?:Permission denied|Operation not permitted)"),

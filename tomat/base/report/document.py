@@ -42,7 +42,7 @@ def find_sections(text: str, origin: str) -> dict[str, tuple[int, int]]:
             if open_name:
                 raise _refusal(origin, number, f"section {name!r} begins inside {open_name!r}")
             if name in sections:
-                raise _refusal(origin, number, f"section {name!r} a second time")
+                raise _refusal(origin, number, f"section {name!r} begins a second time")
             open_name, open_line = name, number
         elif name != open_name:
             raise _refusal(origin, number, f"section {name!r} ends but was not open")

@@ -77,7 +77,7 @@ def test_another_number_than_the_counts_is_refused_with_both(salts, tmp_path, ca
     # Neither is settled alone, but together they have to give what the density holds.
     place = salts / "NaF" / "POTCAR"
     place.write_text(potcar(Na=7, F=7))
-    words = rf"NaF holds 8, but ZVAL of the POTCARs \(F 7 in {place}; Na 7 in {place}\)"
+    words = rf"NaF holds 8, but ZVAL of the POTCARs \(F 7 in {place}; Na 7 in {place}\) adds up to 14"
     with pytest.raises(TomatError, match=words):
         prepare(salts, tmp_path, capsys)
     # Nothing is in the way of the same command once it is put right.

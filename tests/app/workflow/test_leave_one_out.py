@@ -63,5 +63,5 @@ def test_an_interrupted_night_goes_on_and_each_is_judged_by_what_it_has_not_seen
     assert found["GaAs"]["unseen_elements"] == ["Ga", "As"] and module.over_compounds(found)[1]["compounds"] == 1
     with pytest.raises(TomatError, match="none of the compounds was judged"):
         module.over_compounds({"GaAs": found["GaAs"]})
-    with pytest.raises(TomatError, match="from 2 to the 3 compounds"):
+    with pytest.raises(TomatError, match="expected 2 to 3, the number of compounds"):
         module.leave_one_out(load, ["GaAs", "Si", "MgS"], folds=4)

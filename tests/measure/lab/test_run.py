@@ -242,7 +242,7 @@ def test_a_changed_question_is_measured_anew_and_a_record_of_other_devices_refus
     assert len(rows["same"].windows) == 8
     other = Machine()
     other.devices = "4 x TPU v6 lite"
-    with pytest.raises(TomatError, match="measured on 1 x cpu, and here is 4 x TPU v6 lite"):
+    with pytest.raises(TomatError, match="measured on 1 x cpu, but here is 4 x TPU v6 lite"):
         lab_of(folder, other, rounds=3).run()
     assert not other.alive
 

@@ -109,7 +109,7 @@ SCENARIOS = {
     "two dead hosts": ([(2000, "dead host"), (4500, "dead host")], {}, "finished", 3, 2.0),
     "a bucket that is gone": ([(0, "bucket gone")], {}, "gs://b not found: 404.*nothing was started", 0, 0.0),
     "a bucket that is gone for an hour": (
-        [(2000, "bucket gone"), (5600, "no more bucket gone")], {}, "may have gone on.*If none has, give it back: gcloud", None, 1.2
+        [(2000, "bucket gone"), (5600, "no more bucket gone")], {}, "may have gone on.*If none has.*: gcloud", None, 1.2
     ),
     "a disk that is full before": ([(0, "full disk")], {}, "cannot be written|Not a directory|is not a folder", 0, 0.0),
     "a disk that is full meanwhile": ([(2000, "full disk")], {}, "finished", 1, 1.4),

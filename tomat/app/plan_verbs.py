@@ -141,7 +141,7 @@ def _run_plan(args: argparse.Namespace) -> int:
         (args.policies and not args.max_batch, "--policies is for --max_batch; give both."),
         (args.max_batch and output, f"--max_batch writes no --{output}; plan the batch that it finds, with that flag."),
         (of_cell and not decodes, f"--{of_cell} is for --decode; give both."),
-        (decodes and of_step, f"--decode plans a prediction and does not go with --{of_step}; leave one of them out."),
+        (decodes and of_step, f"--decode plans a prediction, which has no --{of_step}; leave one of them out."),
         (decodes and args.grid is None, "--decode needs the voxels of the cell; give --grid NX NY NZ."),
         (
             decodes and (args.atoms is None) == (args.structure is None),

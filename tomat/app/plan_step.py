@@ -160,7 +160,7 @@ def write_outputs(args: argparse.Namespace, plan: Plan) -> None:
         return
     seconds, memory = plan.step_seconds, plan.compiled.memory
     if seconds is None:
-        raise TomatError("the step does not fit, so nothing was emitted. With the changes above it would.")
+        raise TomatError("the step does not fit: nothing was emitted. Without --no_search, changes that do are listed.")
     if args.emit is not None:
         head = (
             f"# Planned for {plan.slice_.name} with {plan.compiled.compiler}: "

@@ -33,7 +33,7 @@ def commands(tmp_path_factory) -> dict[str, list[str]]:
 
 
 ON_THE_WAY = {
-    "predict": ("1 structure; by", "note: the promolecule", "grid: --grid"),
+    "predict": ("1 structure for", "note: the promolecule", "grid: --grid"),
     "codec": ("Fitting 16 bins",),
 }
 

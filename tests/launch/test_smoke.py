@@ -44,7 +44,7 @@ def test_a_dry_run_says_the_price_and_asks_nobody(world, capsys):
     assert main([*WORDS, "--spot"]) == 0
     said = capsys.readouterr().out
     assert "at most 0.42 h with a slice, $8.10" in said and "../signalled" in said and world.calls() == []
-    assert main([*WORDS, "--keep"]) == 2 and "--keep is given" in capsys.readouterr().err
+    assert main([*WORDS, "--keep"]) == 2 and "does not go with --keep" in capsys.readouterr().err
 
 
 def test_a_smoke_run_is_of_twenty_steps_whatever_else_is_asked_for(world):

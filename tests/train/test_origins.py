@@ -250,7 +250,7 @@ def test_a_warm_start_killed_before_its_first_checkpoint_stays_warm(runs, parent
     "words, message",
     [
         (["--optimizer.warmup", "0"], "optimizer.warmup is 0"),
-        (["--optimizer.warmup", "0.01"], "optimizer.warmup is 0.01, which is no step of"),
+        (["--optimizer.warmup", "0.01"], "optimizer.warmup is 0.01, which gives no step of"),
         (["--model.intermediate_dim", "128"], "model.intermediate_dim: 64 -> 128"),
         (["--data.n_density_tokens", "128"], "data.n_density_tokens: 64 -> 128"),
         (["--data.vocabulary_rows", "2304"], "data.vocabulary_rows: None -> 2304"),

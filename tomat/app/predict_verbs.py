@@ -120,7 +120,7 @@ def _run_predict(args: argparse.Namespace) -> int:
     files, ignored = find_structures(args.structure, args.output)
     check_species_used((file.path for file in files), rules)
     asked = args.promolecule or ("the model in the package" if args.run_dir == PACKAGED_MODEL else args.run_dir)
-    tell(f"{counted(len(files), 'structure')}, predicted by {asked}")
+    tell(f"{counted(len(files), 'structure')} for {asked}")
     predictor: Predictor
     if args.promolecule is not None:
         from tomat.predict.inference.sum_of_atoms import load_promolecule

@@ -218,7 +218,7 @@ def test_settings_decide_the_data(prepared, tmp_path):
     # The number of bins is a limit: the configuration that the run left has those that were chosen.
     same = prepare(densities, tmp_path, replace(REQUEST, most_bins=data.n_density_tokens))
     assert contents(same) == contents(data)
-    with pytest.raises(TomatError, match=f"with {data.n_density_tokens} density ids, .* allows 4"):
+    with pytest.raises(TomatError, match=f"with {data.n_density_tokens} ids, .* allows 4"):
         prepare(densities, tmp_path, replace(REQUEST, most_bins=4))
     # Without the POSCAR the elements of the VASP 4 file are those that are named.
     (densities / "NaCl" / "POSCAR").unlink()

@@ -166,7 +166,7 @@ def test_a_voxel_over_one_less():
     grid = rock_salt((40, 40, 40))
     lattice = grid.lattice * 40 / 39
     values = grid.rho * abs(np.linalg.det(lattice))
-    with pytest.raises(TomatError, match=r"voxels along x, y, z a side over N .* would hold 32 \(Na 1, Cl 7\)"):
+    with pytest.raises(TomatError, match=r"voxels along x, y, z were a side over N.* would hold 32 \(Na 1, Cl 7\)"):
         check_electron_count(values, Crystal(lattice, grid.atomic_numbers, grid.frac_coords))
 
 

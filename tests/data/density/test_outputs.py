@@ -211,7 +211,7 @@ def test_a_charge_density_of_quantum_espresso_is_on_the_vectors_of_its_run(tmp_p
     assert np.abs(coefficients - expected).max() < 1e-6 * mean
     for sides, factor, message in (
         (4, 1, "grid 4 x 6 x 7 is too coarse"),
-        (5, 1.01, "is of a cell with axes of .* A, x"),
+        (5, 1.01, "has a cell with axes of .* A, x"),
     ):
         wrong = DensityGrid(rho[:sides], grid.lattice * [[1], [1], [factor]], np.array([11, 9]), grid.frac_coords, "x")
         with pytest.raises(TomatError, match=message):

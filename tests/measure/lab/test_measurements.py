@@ -58,7 +58,7 @@ def test_a_row_measures_the_slice_that_it_ran_on_and_others_are_left_out_with_th
 
 
 def test_a_record_without_a_measurement_is_refused(tmp_path):
-    with pytest.raises(TomatError, match=r"none of 1 row is a step of a TPU slice; 'base': it ran on 1 x cpu, and"):
+    with pytest.raises(TomatError, match=r"none of 1 row is a step of a TPU slice; 'base': it ran on 1 x cpu, but"):
         measured_steps(recorded(tmp_path, row("base", "1 x cpu")))
     with pytest.raises(TomatError, match=r"no.json does not exist; expected the record of `tomat lab run`"):
         measured_steps(tmp_path / "no.json")

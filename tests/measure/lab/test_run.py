@@ -280,7 +280,7 @@ def test_rows_are_in_the_log_of_a_folder_of_runs(folder):
 def test_windows_of_other_settings_are_not_said_to_be_of_those_asked_for(folder):
     lab_of(folder, Machine()).run()
     before = record_path(folder / "track", "small").read_bytes()
-    with pytest.raises(TomatError, match=r"measured with window_seconds 1.0, and 5.0 is asked for; give --again"):
+    with pytest.raises(TomatError, match=r"measured with window_seconds 1.0, but 5.0 is asked for; give --again"):
         lab_of(folder, Machine(), window_seconds=5.0).run()
     assert record_path(folder / "track", "small").read_bytes() == before
     # The starts that are on record were two.

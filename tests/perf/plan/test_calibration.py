@@ -75,7 +75,7 @@ def test_a_run_measures_the_tpu_slice_that_it_ran_on(tmp_path, asked, devices, h
     write_steps(tmp_path, [2] * 5)
     append_event(tmp_path, "start", 0, devices=devices, hosts=hosts)
     if slice_name is None:
-        with pytest.raises(TomatError, match=f"it ran on {devices} on 1 host, and v6e-16 was asked for: no TPU slice"):
+        with pytest.raises(TomatError, match=f"it ran on {devices} on 1 host, but v6e-16 was asked for: no TPU slice"):
             row_of_run(tmp_path)
         return
     found = row_of_run(tmp_path)

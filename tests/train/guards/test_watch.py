@@ -149,7 +149,7 @@ def test_data_in_another_region_are_refused_with_the_cost(google):
         TomatError,
         match=r"^Training data, checkpoints and machine are in different regions: training data \(gs://far/train\) in "
         r"europe-west4, checkpoints \(gs://bucket/runs\) in us-east5, machine \(this one\) in us-east5\. .* an epoch "
-        r"of 32 GiB costs at least USD 0\.64 .*--guards.allow_cross_region true",
+        r"of 32 GiB from another region costs at least USD 0\.64 .*--guards.allow_cross_region true",
     ):
         check_run_regions(far, DATASETS)
     with pytest.raises(TomatError, match="checkpoints .gs://far/runs. in europe-west4"):

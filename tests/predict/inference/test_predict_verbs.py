@@ -24,7 +24,7 @@ def test_files_in_files_out(tmp_path, promolecule_file, capsys):
     words = ["--promolecule", promolecule_file, "--structure", tmp_path / "a.cif", "--output", tmp_path / "out"]
     assert predict(*words, "--spacing", "0.5", "--valences", "Na=1,F=7", "--json", tmp_path / "r.json") == 0
     told = capsys.readouterr().out
-    assert "1 structure, predicted by " in told and "grid: --spacing 0.5" in told and "warning" not in told
+    assert "1 structure for " in told and "grid: --spacing 0.5" in told and "warning" not in told
     assert "scaled to 8.0000 (--valences) -> a.CHGCAR" in " ".join(told.split())
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["structures"][0]["spacing_a"] == pytest.approx([2.9017 / 6, 3.3302 / 8, 3.7458 / 8], abs=1e-3)

@@ -105,6 +105,26 @@ WRONG = [
     ("tokens layouts --context 100", "No layout has a context of 100 tokens; expected one of 256, 512, 1536"),
     ("bench preemption --kills 3", "`tomat bench preemption` is now `python profiling/preemption_soak.py`"),
     ("", "required: VERB"),
+    # Words that would do nothing.
+    ("plan --sweep mfu-200m --slice v6e-32", "which --slice does not change"),
+    ("plan --calibrate --docs", "which --docs does not change"),
+    ("plan --config_path demo --max_batch --emit best.yaml", "--max_batch writes no --emit"),
+    ("plan --config_path demo --policies full", "--policies is for --max_batch"),
+    ("eval --leave_one_out demo --seed 3", "--seed does not go with --leave_one_out"),
+    ("eval --leave_one_out demo --groups molecules", "--groups does not go with --leave_one_out"),
+    ("eval --leave_one_out demo --step 0", "--step does not go with --leave_one_out"),
+    ("profile compare a.json b.json --session x", "--session is for one profile"),
+    ("profile compare a.json b.json --docs x", "--docs is for one profile"),
+    ("profile compare a b --fail_percent nan", "--fail_percent: found 'nan', expected a percentage"),
+    ("tokenise --demo train", "tomat tokenize --help"),
+    ("runs serve nowhere", "nowhere does not exist"),
+    ("runs serve --host 0.0.0.0", "give --token too"),
+    ("runs serve --port 70000", "a port from 1 to 65535"),
+    # How much is said.
+    ("--quiet demo-data show --verbose", "--quiet and --verbose are both given"),
+    ("--log_level loud demo-data show", "(choose from 'debug', 'info', 'warning', 'error')"),
+    ("--quite demo-data show", "did you mean --quiet?"),
+    ("--verbose demodata show", "did you mean demo-data?"),
 ]
 
 

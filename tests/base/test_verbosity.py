@@ -74,21 +74,6 @@ def test_they_stand_before_and_after_every_verb():
     assert first_verb(["--quiet"]) == (1, "")
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--quiet", "demo-data", "show", "--verbose"], "--quiet and --verbose are both given"),
-        (["--log_level", "loud", "demo-data", "show"], "choose from debug, info, warning, error"),
-        (["--quite", "demo-data", "show"], "did you mean --quiet?"),
-        (["--verbose", "demodata", "show"], "did you mean demo-data?"),
-    ],
-)
-def test_wrong_words_are_one_line(words, message, capfd):
-    assert main(words) == 2
-    told = capfd.readouterr().err
-    assert message in told.replace("'", "") and told.count("\n") == 1
-
-
 def test_warnings_are_said_and_everything_is_as_before_afterwards(capfd, tmp_path):
     root, before = logging.getLogger(), vars(chosen).copy()
     handlers, level = list(root.handlers), root.level

@@ -176,8 +176,3 @@ def test_a_set_goes_on_with_the_elements_it_was_begun_with(tmp_path, unnamed, co
     rewrite(manifest, "read_rules")
     run(*words, "--species", "Si")
     assert open_shards(tmp_path / "set").rows == 200
-
-
-def test_the_verb_as_it_was_spelt_is_taken(capsys):
-    assert main(["tokenise", "--demo", "train"]) == 2
-    assert "tomat tokenize --help" in capsys.readouterr().err

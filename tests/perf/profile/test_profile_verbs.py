@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tomat.app.cli import main
 from tomat.app.profile_verbs import register
 from tomat.base.errors import TomatError
 
@@ -74,9 +73,3 @@ def test_index(tmp_path, capsys):
 def test_wrong_words(words):
     with pytest.raises(TomatError):
         run(*words.split())
-
-
-def test_thresholds_are_finite(capsys):
-    """Nothing is beyond NaN."""
-    assert main(["profile", "compare", "a", "b", "--fail_percent", "nan"]) == 2
-    assert "--fail_percent: found 'nan', expected a percentage" in capsys.readouterr().err

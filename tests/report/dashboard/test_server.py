@@ -13,7 +13,6 @@ from urllib.parse import unquote
 
 import pytest
 
-from tomat.app.cli import main
 from tomat.report.dashboard import listing
 from tomat.report.dashboard.listing import HEAD_BYTES, TAIL_BYTES, UNREAD, Listing
 from tomat.report.dashboard.pages import runs_page
@@ -195,14 +194,6 @@ def test_of_a_long_log_the_ends_are_read(runs):
     row = Listing(str(runs)).rows()["a run"]
     assert (row.summary.steps_done, row.summary.first_loss, row.step_seconds) == (n, 10.0, 0.5)
     assert row.summary.last_loss == pytest.approx(10.0 - (n - 5.5) / n)
-
-
-def test_what_cannot_be_served_is_refused(capsys):
-    refused = {("nowhere",): "nowhere does not exist", ("--host", "0.0.0.0"): "give --token too"}
-    for words, message in (refused | {("--port", "70000"): "a port from 1 to 65535"}).items():
-        assert main(["runs", "serve", *words]) == 2
-        told = capsys.readouterr().err
-        assert message in told and told.count("\n") == 1
 
 
 # TensorStore reads the address of the service from the environment once, so this is a process.

@@ -17,10 +17,10 @@ from levanter.layers.attention import AttentionBackend, AttentionMask
 
 from tomat.base.errors import TomatError
 from tomat.model.attention import DensityAttention, DensityAttentionConfig, resolve_backend, traced_platform
-from tomat.model.causal_blocks import flash_attention, flash_block
+from tomat.model.causal_blocks import causal_attention, flash_attention, flash_block
 from tomat.model.checkpoint_policies import ATTENTION_OUTPUT, QKV
 from tomat.model.cudnn import cudnn_attention
-from tomat.model.splash import kernel_sizes, splash_attention
+from tomat.model.splash import kernel_sizes, splash_attention, whole_head_attention
 from tomat.model.tiles import SPLASH_BLOCKS, SplashBlockSizes, WholeHeadConfig
 
 HEAD_SIZE = 16
@@ -31,30 +31,51 @@ qkv = partial(heads, seq_len=256, head_size=HEAD_SIZE)
 POD = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, abstract_device=TPU)
 
 
-def assert_plain(attention, arrays, mask) -> None:
+def assert_plain(attention, arrays, mask, atols=(2e-5, 5e-5, 5e-5, 5e-5)) -> None:
     """`attention` against the plain formula: outputs, and gradients for a random output gradient."""
     found, expected = (values_and_gradients(each, arrays) for each in (attention, partial(plain, mask=mask)))
-    for one, other, atol in zip(found, expected, (2e-5, 5e-5, 5e-5, 5e-5), strict=True):
-        np.testing.assert_allclose(one, other, atol=atol)
+    for one, other, atol in zip(found, expected, atols or (None,) * 4, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5 * float(jnp.abs(other).max()) if atol is None else atol)
 
 
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "mask", "blocks", "mesh"),
-    [
-        (4, 2, AttentionMask.causal(sliding_window=100), INTERPRETED, two_devices),
-        (2, 1, AttentionMask.causal(), MIXED, contextlib.nullcontext),
-    ],
-    ids=["window-grouped-heads", "fused-mixed-tiles"],
-)
-def test_splash_equals_the_plain_formula(num_heads, num_kv_heads, mask, blocks, mesh):
-    with mesh():
-        assert_plain(lambda q, k, v: splash_attention(q, k, v, mask, blocks), qkv(num_heads, num_kv_heads), mask)
+def in_blocks(blocks: int, n_heads: int, kv_heads: int, mesh=contextlib.nullcontext):
+    arrays = partial(heads, n_heads, kv_heads, 96, 16)
+    return lambda q, k, v, mask: causal_attention(q, k, v, blocks), arrays, None, mesh, (5e-6,) * 4
 
 
-@pytest.mark.parametrize(("block", "window"), [(64, 70), (256, None)])
-def test_flash_equals_the_plain_formula(block, window):
+def in_whole_heads(n_heads: int, kv_heads: int, mesh=contextlib.nullcontext, **sizes: int):
+    config = WholeHeadConfig(**dict(block=256, rows=128, block_bwd=256, keys_bwd=128) | sizes, interpret=True)
+    arrays = partial(heads, n_heads, kv_heads, 512, 128)
+    return lambda q, k, v, mask: whole_head_attention(q, k, v, config, q_is_scaled=False), arrays, None, mesh, None
+
+
+def by(attention, blocks, n_heads: int, kv_heads: int, window: int | None, mesh=contextlib.nullcontext):
+    arrays = partial(qkv, n_heads, kv_heads)
+    return lambda q, k, v, mask: attention(q, k, v, mask, blocks), arrays, window, mesh, (2e-5, 5e-5, 5e-5, 5e-5)
+
+
+PROGRAMS = {
+    "splash, a window and grouped heads": by(splash_attention, INTERPRETED, 4, 2, 100, two_devices),
+    "splash, one backward kernel and mixed tiles": by(splash_attention, MIXED, 2, 1, None),
+    "flash, a window": by(flash_attention, 64, 4, 2, 70),
+    "flash, one block": by(flash_attention, 256, 4, 2, None),
+    "blocks": in_blocks(4, 2, 2),
+    "blocks, a shorter last one and groups": in_blocks(5, 4, 2),
+    "one block": in_blocks(1, 4, 1),
+    "blocks, two devices": in_blocks(2, 2, 1, two_devices),
+    "whole head, two devices": in_whole_heads(2, 2, two_devices),
+    "whole head, one block": in_whole_heads(2, 1, block=512, rows=512),
+    "whole head, mixed": in_whole_heads(1, 1, block=128, block_bwd=512),
+}
+"""The attention, its arrays, window and mesh, and the bounds of its error; None: in shares of the largest number."""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_is_the_plain_formula(name):
+    attention, arrays, window, mesh, atols = PROGRAMS[name]
     mask = AttentionMask.causal(sliding_window=window)
-    assert_plain(lambda q, k, v: flash_attention(q, k, v, mask, block), qkv(4, 2), mask)
+    with mesh():
+        assert_plain(partial(attention, mask=mask), arrays(), mask, atols)
 
 
 @cache

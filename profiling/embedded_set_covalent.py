@@ -13,7 +13,6 @@ from embedded_set_cells import Compound, Site
 from embedded_set_further import (
     IONIC_REACH_A,
     SEMICONDUCTOR_REACH_A,
-    SMALL_GAP_SMEARING_HARTREE,
     WIDE_REACH_A,
     crystal,
 )
@@ -22,18 +21,12 @@ from embedded_set_ternary import wurtzite
 from pymatgen.core import Lattice, Structure
 
 GROUP = "covalent-crystals"
-SMALL_GAPS = (
-    "InAs", "InSb", "GaSb", "InGaAs2", "InGaSb2", "InAlSb2", "In2PAs", "In2AsSb", "Ga2AsSb",
-    "InGaN2", "InBN2", "SiSn", "Te", "Se", "P", "SnSe", "GeSe", "InSe", "Na3As",
-)  # fmt: skip
-"""PBE closes their gaps, or nearly."""
 
 
 def _crystal(
     formula: str, structure: str, lattice: np.ndarray, sites: dict[str, list[Site]], reach_a: float
 ) -> Compound:
-    smearing = SMALL_GAP_SMEARING_HARTREE if formula in SMALL_GAPS else 0.0
-    return crystal(formula, structure, lattice, sites, reach_a, ("ideal",), GROUP, smearing_hartree=smearing)
+    return crystal(formula, structure, lattice, sites, reach_a, group=GROUP)
 
 
 def _of_group(
@@ -128,13 +121,13 @@ def _others() -> Iterator[Compound]:
         ("Na3As", "Na", "As", 5.09, 9.00),
     ):  # fmt: skip
         sites = [(metal, (0.0, 0.0, 0.25)), (metal, (third, 2 * third, 0.583)), (anion, (third, 2 * third, 0.25))]
-        yield _of_group(formula, "sodium arsenide", "P6_3/mmc", hexagonal(a, c), sites, ionic)
+        yield _of_group(formula, "sodium arsenide", "P6_3/mmc", hexagonal(a, c), sites, semiconductor)
     for formula, metal, anion, a, c, z, w in (
         ("GaS", "Ga", "S", 3.59, 15.49, 0.171, 0.602), ("GaSe", "Ga", "Se", 3.75, 15.95, 0.174, 0.602),
         ("InSe", "In", "Se", 4.00, 16.64, 0.157, 0.602),
     ):  # fmt: skip
         sites = [(metal, (third, 2 * third, z)), (anion, (third, 2 * third, w))]
-        yield _of_group(formula, "gallium sulfide", "P6_3/mmc", hexagonal(a, c), sites, ionic)
+        yield _of_group(formula, "gallium sulfide", "P6_3/mmc", hexagonal(a, c), sites, semiconductor)
     for formula, one, two, a, c, x, y, z in (
         ("BPO4", "B", "P", 4.34, 6.64, 0.138, 0.260, 0.131), ("BAsO4", "B", "As", 4.46, 6.80, 0.160, 0.262, 0.139),
     ):  # fmt: skip
@@ -157,7 +150,7 @@ def _others() -> Iterator[Compound]:
         ("SnSe", "Sn", "Se", 11.50, 4.15, 4.44, 0.1180, 0.1030, 0.8560, 0.4790),
     ):  # fmt: skip
         sites = [(one, (x1, 0.25, z1)), (two, (x2, 0.25, z2))]
-        yield _of_group(formula, "germanium sulfide", "Pnma", Lattice.orthorhombic(a, b, c), sites, ionic)
+        yield _of_group(formula, "germanium sulfide", "Pnma", Lattice.orthorhombic(a, b, c), sites, semiconductor)
     for alkali, a in (("Na", 6.15), ("K", 6.73), ("Rb", 7.02)):
         sites = [(alkali, (0.5, 0.5, 0.5)), ("B", (0.0, 0.0, 0.0)), ("H", (0.113 * 6.15 / a,) * 3)]
         yield _of_group(f"{alkali}BH4", "ordered borohydride", "F-43m", cubic(a), sites, wide)

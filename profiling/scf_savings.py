@@ -21,7 +21,16 @@ from pwscf import CHARGE_DENSITY, DIAGO_THR_INIT, THREADS, KeptRun, PwCalculatio
 from scf_savings_page import savings, table, write_page
 
 from tomat.app.cli import main
-from tomat.base.arguments import Parser, add_flag, output_file, positive_float, positive_int, report_file, run_folder
+from tomat.base.arguments import (
+    Parser,
+    add_flag,
+    iso_date,
+    output_file,
+    positive_float,
+    positive_int,
+    report_file,
+    run_folder,
+)
 from tomat.base.errors import TomatError
 from tomat.base.progress import progress
 from tomat.base.report.terminal import show
@@ -100,7 +109,7 @@ def build_parser() -> Parser:
     add_flag(parser, "--limit_seconds", 3600.0, "of one run of pw.x", type=positive_float)
     parser.add_argument("--page", type=output_file, metavar="FILE", help="page to write or bring up to date")
     today = datetime.date.today().isoformat()
-    parser.add_argument("--date", default=today, help="of the page (default: today)")
+    parser.add_argument("--date", type=iso_date, default=today, help="of the page (default: today)")
     parser.add_argument("--json", type=report_file, metavar="FILE", help="write the figures to FILE")
     parser.set_defaults(run=run)
     return parser

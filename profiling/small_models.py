@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta
 
@@ -61,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
         if models[-1].materials != models[0].materials:
             found = f"{models[-1].materials} materials, that of {args.run_dir} of {models[0].materials}"
             raise TomatError(f"the evaluation of {folder} is of {found}; expected the same ones. {_how(folder)}")
+        if other := sorted({*models[-1].material_ids} ^ {*models[0].material_ids}):
+            found = f"the evaluations of {folder} and {args.run_dir} do not both have {other[0]}"
+            raise TomatError(f"{found}; expected the same materials. {_how(folder)}")
     show(models_table(models))
     if args.page is not None:
         write_small_models_page(models, args.page, args.about)
@@ -92,6 +95,7 @@ class SmallModel:
     free_running_nmae: float
     seconds_per_cell: float
     materials: int
+    material_ids: tuple[str, ...]
 
 
 COLUMNS = (
@@ -212,6 +216,7 @@ class _Spread(TypedDict):
 
 
 class _Material(TypedDict):
+    material_id: NotRequired[str]
     seconds: Amount
 
 
@@ -219,8 +224,8 @@ class _Cells(TypedDict):
     materials: Annotated[list[_Material], Meta(min_length=1)]
 
 
-def _measured(folder: Path) -> tuple[float, float, float, int]:
-    """Teacher-forced and free-running NMAE, seconds a cell, number of materials."""
+def _measured(folder: Path) -> tuple[float, float, float, int, tuple[str, ...]]:
+    """Teacher-forced and free-running NMAE, seconds a cell, number and names of the materials."""
     path = folder / EVALUATION_FILE
     how = _how(folder)
     if not path.is_file():
@@ -233,9 +238,11 @@ def _measured(folder: Path) -> tuple[float, float, float, int]:
         figures = mapping(holder.get("over_materials")).get(name)
         return typed(figures, _Spread, f"{name} of {path}", remedy)["median"]
 
-    seconds = [each["seconds"] for each in typed(cells, _Cells, f"free_running of {path}", remedy)["materials"]]
-    teacher_forced = median(report, "teacher_forced_nmae_median")
-    return teacher_forced, median(cells, "free_running_nmae"), statistics.median(seconds), len(seconds)
+    materials = typed(cells, _Cells, f"free_running of {path}", remedy)["materials"]
+    seconds = statistics.median(each["seconds"] for each in materials)
+    names = tuple(each["material_id"] for each in materials if "material_id" in each)
+    errors = median(report, "teacher_forced_nmae_median"), median(cells, "free_running_nmae")
+    return *errors, seconds, len(materials), names
 
 
 def _how(folder: Path) -> str:

@@ -52,13 +52,19 @@ K_MESH_CHECKS: dict[str, tuple[int, int, int]] = {
     "CsCl-caesium-chloride-ideal": (4, 4, 4),
     "AlN-wurtzite-ideal": (9, 9, 6),
     "GaAs-wurtzite-ideal": (9, 9, 6),
-    "MgTe-zinc-blende-ideal": (6, 6, 6),
+    "MgTe-zinc-blende-ideal": (8, 8, 8),
+    "MgSe-rock-salt-ideal": (8, 8, 8),
+    "Na2Te-antifluorite-ideal": (8, 8, 8),
+    "Na3Sb-bismuth-trifluoride-ideal": (8, 8, 8),
+    "Na3As-sodium-arsenide-ideal": (8, 8, 5),
+    "Mg3Sb2-calcium-dialuminide-disilicide-ideal": (8, 8, 6),
+    "SnSe2-cadmium-iodide-ideal": (9, 9, 6),
     "SnTe-rock-salt-ideal": (8, 8, 8),
     "Mg2Ge-antifluorite-ideal": (8, 8, 8),
     "LiAlO2-alpha-sodium-ferrite-ideal": (6, 6, 6),
     "MgGeN2-alpha-sodium-ferrite-ideal": (8, 8, 8),
     "SrTiO3-perovskite-ideal": (6, 6, 6),
-    "WO3-rhenium-trioxide-ideal": (5, 5, 5),
+    "WO3-rhenium-trioxide-ideal": (8, 8, 8),
     "GeO2-rutile-ideal": (4, 4, 6),
 }
 """Cell -> denser mesh with the same shift as the recipe's, to check the recipe's mesh against with pw.x."""
@@ -102,7 +108,7 @@ class ConvergenceCheck:
 
 def _key(entry: Mapping[str, Any]) -> str:
     """What identifies a check in the index."""
-    names = ("material_id", "reference_e_cut_hartree", "reference_k_mesh", "setting")
+    names = ("material_id", "reference_e_cut_hartree", "reference_k_mesh", "setting", "e_cut_hartree", "k_mesh")
     return json.dumps([entry[name] for name in names])
 
 

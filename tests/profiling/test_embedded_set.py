@@ -11,7 +11,7 @@ from reported import reported
 
 from tomat.base.errors import TomatError
 from tomat.base.reporting import dump_json
-from tomat.data.density.demo.embedded import read_stored
+from tomat.data.density.demo.embedded import demo_index, read_stored
 
 
 def hydrogen(material_id: str, a: float) -> CellRecipe:
@@ -69,6 +69,15 @@ def test_a_cell_whose_calculation_was_killed_is_computed_again(tmp_path, monkeyp
     found = build_demo_data(tmp_path, convergence=False, processes=1)
     assert [cell["material_id"] for cell in found["cells"]] == ["H2-a"]
     assert [entry["recipe"]["material_id"] for entry in found["discarded"]] == ["H2-b"]
+
+
+def test_a_check_is_of_the_settings_that_its_cell_has():
+    index = demo_index()
+    recipes = {cell["material_id"]: cell["recipe"] for cell in index["cells"]}
+    names = ("e_cut_hartree", "k_mesh")
+    for check in index["convergence"]:
+        assert [check[name] for name in names] == [recipes[check["material_id"]][name] for name in names], check
+    assert index["convergence"]
 
 
 def test_processes_begin_with_one_thread_each(tmp_path, monkeypatch):

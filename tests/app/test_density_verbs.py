@@ -101,6 +101,18 @@ def test_what_is_not_kept_is_said(tmp_path, polarised, capsys):
     assert (tmp_path / "again.CHGCAR").read_text().endswith(AUGMENTATION)
 
 
+def test_an_input_is_not_replaced(tmp_path, polarised, grid, capsys):
+    before = (polarised / "CHGCAR").read_bytes()
+    write_density(grid, tmp_path / "b.cube", "cube")
+    for words in (
+        ["--input", polarised / "CHGCAR", "--output", polarised / "CHGCAR"],
+        ["--input", tmp_path / "b.cube", "--output", polarised / "CHGCAR", "--augmentation_from", polarised / "CHGCAR"],
+        ["--input", tmp_path / "b.cube", "--output", tmp_path, "--format", "cube"],
+    ):
+        assert density("convert", *words) == 2 and "which is also an input" in capsys.readouterr().err
+    assert (polarised / "CHGCAR").read_bytes() == before
+
+
 def test_wrong_words_are_refused(tmp_path, polarised, grid, capsys):
     write_density(grid, polarised / "b.cube", "cube")
     one = ["--input", polarised / "b.cube", "--output"]

@@ -268,6 +268,9 @@ def _convert(
         grid, parts = load_stored(name), Parts()
     else:
         grid, parts = open_density(path, name, rules_for(path, rules, args.valences)), parts_beside(path)
+    for given in (path, args.augmentation_from):
+        if given is not None and target.exists() and Path(given).exists() and target.samefile(given):
+            raise TomatError(f"the output {target} is {given}, which is also an input; expected another --output.")
     augmentation = None
     if args.augmentation_from is not None:
         augmentation = read_augmentation(args.augmentation_from)

@@ -119,9 +119,10 @@ def _run_eval(args: argparse.Namespace) -> int:
     settings = run.settings(materials_from)
     groups = groups_of(names) if load is load_demo else None
     if is_field(run.config.model):
-        if decoders != ["parallel"] or args.against is not None or args.picture is not None:
+        idle = ("against", "picture", *flags)
+        if decoders != ["parallel"] or any(getattr(args, name) != args.not_given[name] for name in idle):
             said = f"{args.run_dir} holds a field model, which reads no density and so has no teacher-forced evaluation"
-            raise TomatError(f"{said}. Give --free_running alone; leave decoders, --against and --picture out.")
+            raise TomatError(f"{said}. Give --free_running alone; leave decoders and --{', --'.join(idle)} out.")
         cells = predict_with_bar(RunPredictor(run), names, load, settings, groups)
         show(cells.table(MOST_SHOWN), cells.summary())
         _write(args.json, {"settings": settings, "free_running": cells.to_dict()})

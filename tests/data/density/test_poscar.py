@@ -94,6 +94,12 @@ def with_symbols(first, second, line=""):
     return text.replace("0.0 0.0 0.0\n 0.5", f"0.0 0.0 0.0 {first}\n 0.5")
 
 
+def test_atoms_that_are_not_sorted_are_as_many_groups():
+    rows = "".join(f"{i / 1000} 0 0\n" for i in range(1000))
+    text = SODIUM.split("{}")[0] + "Na   Cl   " * 500 + "\n" + "     1" * 1000 + f"\nDirect\n{rows}\n"
+    assert header(text).elements == ("Na", "Cl") * 500
+
+
 def species(tmp_path, text="", **rules):
     found = header(text or SODIUM.format(""))
     return species_of(found, tmp_path / "CHGCAR", ReadRules(**rules))

@@ -8,6 +8,7 @@ import pytest
 from json_keys import assert_keys_of_before
 
 from tomat.app.cli import main
+from tomat.base.layout import PACKAGED_MODEL
 from tomat.data.density.zarr_store import write_zarr
 from tomat.predict.evaluation.result import LABEL, TeacherForcedResult
 
@@ -59,3 +60,10 @@ def test_a_stopped_evaluation_goes_on_where_it_was_and_is_compared_and_drawn(run
     assert resumed.materials[0].teacher_forced_nmae_mean == 0.125
     assert resumed.materials[1] == TeacherForcedResult.from_dict(whole, "whole").materials[1]
     assert picture.read_bytes().startswith(b"\x89PNG") and {*tmp_path.iterdir()} == {target, picture}
+
+
+def test_what_a_field_model_has_no_use_for_is_refused(inputs, capsys):
+    words = ["eval", "--run", str(PACKAGED_MODEL), "--input", inputs[0], "--free_running"]
+    for more in (["--whole_cell"], ["--seed", "1"]):
+        assert main([*words, *more]) == 2
+        assert "Give --free_running alone" in " ".join(capsys.readouterr().err.split())

@@ -71,6 +71,7 @@ def test_how_well_a_spread_says_the_error(promolecule, codec):
     )
     assert wrong.spread_says is not None and wrong.spread_says["rank_correlation_over_voxels"] < -0.999
     assert "errors are 3.0 times as large as the spread" in right.summary()
+    assert "nan" not in dataclasses.replace(right, materials=right.materials[:1]).summary()
     assert right.to_dict()["over_materials"]["spread_share"]["median"] == right.spread("spread_share").median > 0
 
 

@@ -6,6 +6,7 @@ import pytest
 from tomat.base.errors import TomatError
 from tomat.predict.evaluation.picture import DensityPlane, draw_plane, most_structured_plane, teacher_forced_plane
 from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, TeacherForcedEvaluator
+from tomat.predict.inference.slices import atoms_near, corners_a
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,14 @@ def test_tiles_lie_where_they_belong(grid, codec, layout, chosen, boxes, make_or
     found = teacher_forced_plane(evaluator, make_oracle(), shifted)
     assert found.plane == chosen
     np.testing.assert_array_equal(found.predicted, codec.decode(codec.encode(shifted.rho[:, :, chosen])))
+
+
+def test_a_voxel_is_drawn_around_its_place_where_an_atom_there_is(grid):
+    nx, ny, nz = grid.grid_shape
+    there = dataclasses.replace(grid, atomic_numbers=np.array([8]), frac_coords=np.array([[2 / nx, 3 / ny, 1 / nz]]))
+    ((_, place),) = atoms_near(there, 1)
+    middles = [each[2:4, 3:5].mean() for each in corners_a(there)]
+    np.testing.assert_allclose(middles, place, atol=1e-9)
 
 
 def test_same_plane_gives_the_same_bytes(plane, tmp_path):

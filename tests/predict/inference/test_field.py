@@ -1,14 +1,17 @@
 """Whole cells by a field model: box by box as voxel by voxel, and of any size and writing."""
 
+import dataclasses
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from fitted_codec import fitted_codec
 from small_field import BASIS, CELL, CONFIG, PROMOLECULE, TABLES, learnt, row_of
 
 from tomat.data.density.crystal import Crystal
 from tomat.predict.inference import field
 from tomat.predict.inference.field import cell_density
+from tomat.predict.inference.predictor import RunPredictor
 from tomat.predict.inference.trained import LoadedRun
 from tomat.train.settings.config import load_config
 
@@ -54,3 +57,12 @@ def test_a_supercell_is_its_cell_again(run):
     found, _ = cell_density(run, twice, (9, 20, 17))
     difference = np.abs(found - np.concatenate([expected, expected], axis=1)).sum()
     assert difference < 2e-4 * found.sum()
+
+
+def test_no_spacing_is_unlike_the_training_of_a_loaded_run(run):
+    codec = fitted_codec(64, PROMOLECULE.density(CELL, GRID))
+    atoms = dataclasses.replace(PROMOLECULE, spacing_a=0.06)
+    predictor = RunPredictor(dataclasses.replace(run, codec=codec, promolecule=atoms))
+    assert predictor.spacing_a is None and predictor.made_by["decoder"] == "none, a field model"
+    flags = predictor.predict(CELL, GRID, electrons=None).flags
+    assert "spacing" not in {flag["kind"] for flag in flags}

@@ -247,6 +247,8 @@ def test_a_prediction_is_one_line_a_slice_and_what_other_libraries_have(tmp_path
     assert chgcar.data["total"].sum() / chgcar.ngridpts == pytest.approx(8.0, rel=1e-6)
     np.testing.assert_allclose(atoms.get_scaled_positions(), made.frac_coords, atol=1e-12)
     assert atoms.pbc.all() and np.array_equal(atoms.cell, made.lattice)
+    finer = dataclasses.replace(made, spread=0.1 * made.rho).refined((12, 14, 16))
+    assert finer.made_by == made.made_by and finer.spread is None  # which has the voxels of the coarser grid
     with pytest.raises(TomatError, match="says no format"):
         made.write(tmp_path / "density.txt")
     assert not list(tmp_path.iterdir())

@@ -61,6 +61,9 @@ def test_extended_xyz_has_a_lattice_and_plain_xyz_is_a_molecule(tmp_path, struct
     path.write_text(path.read_text().replace("T T T", "T T F"))
     with pytest.raises(TomatError, match="periodic along 'T T F' only"):
         read_structure(path)
+    path.write_text(path.read_text().replace("T T F", "T T T").replace("species:S", "Z:I"))
+    with pytest.raises(TomatError, match="has the columns q, Z, pos; expected species and pos among them"):
+        read_structure(path)
     molecule = tmp_path / "m.xyz"
     Molecule(["O", "H"], [[0, 0, 0], [0, 0, 0.96]]).to(filename=str(molecule))
     with pytest.raises(TomatError, match="m.xyz has no lattice: it is a molecule"):
@@ -242,9 +245,10 @@ def test_what_pymatgen_writes_is_left_as_it_means(symprec):
         (many_sites(20_000), "20,000 atoms"),
         (many_sites(101, SYMMETRY + "\n'x,y,z'" * 199), f"200 operations.*at most {MOST_IMAGES:,}"),
         (many_sites(200, "_space_group_name_H-M_alt 'F m -3 m'"), "200 sites and 192 operations"),
+        (many_sites(200, "_symmetry_space_group_name_H-M 'F m -3 m'"), "200 sites and 192 operations"),
         (many_sites(1) + "'x" * 100_000, "thousands of quotes"),
     ],
-    ids=["sites", "images", "group", "quotes"],
+    ids=["sites", "images", "group", "old name", "quotes"],
 )
 def test_what_would_take_pymatgen_minutes_is_refused(text, message):
     with pytest.raises(TomatError, match=message):
@@ -311,6 +315,55 @@ def test_what_is_no_full_crystal_is_refused(tmp_path):
     for name, text in {"a.xsf": f"CRYSTAL\n{sites}", "a.xyz": f'2\n{head}"T T T"{atoms}'}.items():
         (tmp_path / name).write_text(text)
         read_structure(tmp_path / name)
+
+
+def test_atoms_by_symmetry_or_unread_are_not_lost(tmp_path):
+    res = "TITL x\nCELL 1.0 4.2 4.2 4.2 90 90 90\nLATT {}\nSFAC Mg O\nMg 1 0 0 0 1.0\nO 2 0.5 0 0 1.0\nEND\n"
+    cssr = "4.2 4.2 4.2\n90 90 90 SPGR = {} OPT = 1\n2 {}\n0 MgO\n1 Mg 0 0 0\n2 O {} 0 0\n"
+    for name, text, words in (
+        ("centred.res", res.format(1), "LATT 1"),
+        ("cubic.cssr", cssr.format("225 F m -3 m", 0, 0.5), "SPGR = 225 F m -3 m"),
+        ("orthogonal.cssr", cssr.format("1 P 1", 1, 2.1), "orthogonal coordinates"),
+        ("exponent.cssr", cssr.format("1 P 1", 0, "5.0E-01"), "2 atoms, and 1 can be read"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(TomatError, match=words):
+            read_structure(tmp_path / name)
+    for name, text in {"a.res": res.format(-1), "a.cssr": cssr.format("1 P 1", 0, 0.5)}.items():
+        (tmp_path / name).write_text(text)
+        assert len(read_structure(tmp_path / name)[0].atomic_numbers) == 2
+
+
+@pytest.mark.parametrize(
+    ("group", "atoms"),
+    [
+        ("_symmetry_space_group_name_H-M 'P 21/n'", None),  # pymatgen takes P1
+        ("_symmetry_space_group_name_H-M 'P 21/n'\n_symmetry_Int_Tables_number 14", None),  # pymatgen takes P21/c
+        ("_symmetry_space_group_name_H-M 'P 21/c'\n_symmetry_Int_Tables_number 14", 4),
+        ("_symmetry_space_group_name_H-M 'P 1 21/n 1'", 4),
+        ("_symmetry_space_group_name_H-M 'P 1'", 1),
+        ("_symmetry_Int_Tables_number 0\nloop_\n_symmetry_equiv_pos_as_xyz\n'x, y, z'\n'-x, -y, -z'", 2),
+        ("loop_\n_Symmetry_Equiv_Pos_As_XYZ\n'x, y, z'\n'-x, -y, -z'", None),
+        ("_symmetry_space_group_name_H-M 'P 21/n'\n_symmetry_equiv_pos_as_xyz 'x, y, z'", 1),
+    ],
+)
+def test_a_group_of_a_cif_that_pymatgen_does_not_know_is_not_taken_for_another(tmp_path, group, atoms):
+    head = BRUCITE[: BRUCITE.index("loop_")].replace("120", "90").replace("3.142", "5.7")
+    site = "loop_\n_atom_site_label\n_atom_site_fract_x\n_atom_site_fract_y\n_atom_site_fract_z\nZr1 0.25 0.02 0.11\n"
+    (tmp_path / "a.cif").write_text(f"{head}{group}\n{site}")
+    if atoms is None:
+        with pytest.raises(TomatError, match="operations of symmetry that cannot be told"):
+            read_structure(tmp_path / "a.cif")
+    else:
+        crystal, _ = read_structure(tmp_path / "a.cif", rules=ReadRules(accept=("distances",)))
+        assert len(crystal.atomic_numbers) == atoms
+
+
+def test_another_lattice_beside_that_of_an_xyz_is_left_alone(tmp_path):
+    cell = "4.2 0 0 0 4.2 0 0 0 4.2"
+    for head in (f'prim_lattice="8 0 0 0 8 0 0 0 8" Lattice="{cell}"', f"Lattice={{{cell}}}", f"Lattice='{cell}'"):
+        (tmp_path / "a.xyz").write_text(f"2\n{head}\nMg 0 0 0\nO 2.1 0 0\n")
+        assert read_structure(tmp_path / "a.xyz")[0].volume_a3 == pytest.approx(4.2**3)
 
 
 def test_the_spin_of_a_species_is_flagged():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
@@ -143,7 +143,7 @@ class DensityGrid:
         along = zip(anchor, sides, self.grid_shape, strict=True)
         return self.rho[np.ix_(*((int(start) + np.arange(side)) % n for start, side, n in along))]
 
-    def refined(self, grid_shape: Sequence[int], *, clip_negative: bool = False) -> DensityGrid:
+    def refined(self, grid_shape: Sequence[int], *, clip_negative: bool = False) -> Self:
         """Trigonometric interpolation of rho on a finer grid. It is exact for a plane-wave density, whose Fourier
         series is finite. It keeps the electron count, and every value at a point of both grids. `clip_negative`: set
         negative values to zero and count them, since a truncated series rings below zero between voxels."""

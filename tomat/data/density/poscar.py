@@ -14,8 +14,12 @@ from tomat.data.density import limits
 from tomat.data.density.elements import SYMBOLS, atomic_number
 from tomat.data.density.rules import ReadRules
 
-MOST_GROUPS = 400
-"""Most counts in a header. VASP writes 20 per line, and whole lines of them for atoms not sorted by element."""
+MOST_GROUPS = limits.MOST_ATOMS
+"""Most counts in a header: atoms that are not sorted by element may be groups of one. VASP writes 20 per line, pymatgen
+all in one."""
+
+_GROUPS_BYTES = 16 * MOST_GROUPS
+"""Most bytes of a line of species or counts."""
 
 NEIGHBOURS = ("POSCAR", "CONTCAR", "POTCAR")
 """Files of the same calculation that name its elements."""
@@ -188,7 +192,7 @@ def _groups(text: limits.BoundedText) -> tuple[tuple[str, ...] | None, tuple[int
     source = text.source
     symbols: list[str] = []
     counts: list[int] = []
-    line = _line(text, "species or counts").strip()
+    line = _line(text, "species or counts", _GROUPS_BYTES).strip()
     while line[:1].isalpha():
         for word in line.split():
             # `Mg` of `Mg`, `Mg_pv` and `Mg_pv/f474ac0d`.
@@ -196,14 +200,14 @@ def _groups(text: limits.BoundedText) -> tuple[tuple[str, ...] | None, tuple[int
             if symbols[-1] not in SYMBOLS:
                 raise TomatError(f"{source}: the species line names {_shown(word)}, which is no element.")
         if len(symbols) > MOST_GROUPS:
-            raise TomatError(f"{source}: found more than {MOST_GROUPS} species; the file is damaged.")
-        line = _line(text, "counts").strip()
+            raise TomatError(f"{source}: found more than {MOST_GROUPS:,} species; the file is damaged.")
+        line = _line(text, "counts", _GROUPS_BYTES).strip()
     while line[:1].isdigit():
         for word in line.split():
             if not word.isdigit() or len(word) > 9 or len(counts) >= MOST_GROUPS:
                 raise TomatError(f"{source}: found {_shown(line)} where the counts of atoms are expected.")
             counts.append(int(word))
-        line = _line(text, "Direct or Cartesian").strip()
+        line = _line(text, "Direct or Cartesian", _GROUPS_BYTES).strip()
     if not counts:
         raise TomatError(f"{source}: found {_shown(line)} where species or the counts of atoms are expected.")
     if min(counts) < 1:
@@ -248,8 +252,8 @@ def _coordinates(text: limits.BoundedText, n_atoms: int, selective: bool) -> tup
     return np.array(coords, dtype=np.float64), (tuple(symbols) if len(symbols) == n_atoms else None)
 
 
-def _line(text: limits.BoundedText, what: str) -> bytes:
-    line = text.line()
+def _line(text: limits.BoundedText, what: str, longest: int = 4096) -> bytes:
+    line = text.line(longest)
     if not line:
         raise TomatError(f"{text.source} is not a complete structure header: it ends before {what}.")
     return line

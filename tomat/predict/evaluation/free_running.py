@@ -145,10 +145,11 @@ class FreeRunningResult(Evaluation):
             first = f"{flagged[0].material_id}: {flagged[0].flags[0]}"
             words += f" Flagged as unlike the training: {len(flagged)}, such as {first}."
         if (says := self.spread_says) is not None:
+            several = len(self.materials) > 1
+            over = f" and {says['rank_correlation_over_materials']:.2f} over materials" if several else ""
             words += (
                 " The spread over samples goes with the error at a rank correlation of "
-                f"{says['rank_correlation_over_voxels']:.2f} over voxels and "
-                f"{says['rank_correlation_over_materials']:.2f} over materials; errors are "
+                f"{says['rank_correlation_over_voxels']:.2f} over voxels{over}; errors are "
                 f"{says['error_over_expected']:.1f} times as large as the spread predicts."
             )
         return words

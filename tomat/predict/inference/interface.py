@@ -8,10 +8,10 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 
@@ -157,6 +157,10 @@ class Prediction(DensityGrid):
         flags = ", ".join(flag["kind"] for flag in self.flags) or "none"
         model = self.made_by.get("model", "a model that is not known").partition(", weights")[0]
         return f"{super().__repr__()[:-1]}, flags: {flags}, by {model})"
+
+    def refined(self, grid_shape: Sequence[int], *, clip_negative: bool = False) -> Self:
+        """As for any density; without the spread, which is not interpolated."""
+        return replace(super().refined(grid_shape, clip_negative=clip_negative), spread=None)
 
     def _repr_html_(self) -> str:
         """The view in a notebook: the plane across c whose density varies most, its origin and its flags."""

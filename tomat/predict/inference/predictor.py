@@ -87,19 +87,27 @@ class RunPredictor(Predictor):
         return how if self.kv_cache_dtype == "compute" else f"{how}, kv_cache_dtype {self.kv_cache_dtype}"
 
     @property
+    def _is_field(self) -> bool:
+        if self.found is not None:
+            return self.found.model_type == "field"
+        from tomat.model.any_decoder import is_field
+
+        return is_field(self.run.config.model)
+
+    @property
     def made_by(self) -> dict[str, str]:
         found = self.found
-        sha256, error, kind = (None, None, "") if found is None else (found.sha256, found.error, found.model_type)
+        sha256, error = (None, None) if found is None else (found.sha256, found.error)
         return {
             "model": self._name,
             "weights_sha256": "not kept" if sha256 is None else sha256[:12],
-            "decoder": "none, a field model" if kind == "field" else self._decoded,
+            "decoder": "none, a field model" if self._is_field else self._decoded,
             "held_out": error or "not known",
         }
 
     @property
     def spacing_a(self) -> float | None:
-        if self.found is not None and self.found.model_type == "field":
+        if self._is_field:
             return None  # it predicts points, and its rows are of grids of any spacing
         return super().spacing_a
 

@@ -40,9 +40,10 @@ def most_structured_plane(grid: DensityGrid) -> int:
 
 
 def corners_a(grid: DensityGrid) -> tuple[np.ndarray, np.ndarray]:
-    """x and y, A, of the corners of the voxels of a plane across c, `[nx + 1, ny + 1]` each, in the crystal's angle."""
+    """x and y, A, of the corners of the voxels of a plane across c, `[nx + 1, ny + 1]` each, in the crystal's angle.
+    The place of a voxel is the middle of its four."""
     nx, ny, _ = grid.grid_shape
-    along_a, along_b = np.meshgrid(np.arange(nx + 1) / nx, np.arange(ny + 1) / ny, indexing="ij")
+    along_a, along_b = np.meshgrid(*((np.arange(n + 1) - 0.5) / n for n in (nx, ny)), indexing="ij")
     length_a, length_b, _, _, _, gamma_degrees = grid.lattice_parameters
     gamma = np.deg2rad(gamma_degrees)
     return along_a * length_a + along_b * length_b * np.cos(gamma), along_b * length_b * np.sin(gamma)

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,19 @@ _LOOP = re.compile(
 _READ = re.compile(r"^_(?:atom|cell|space_group|symmetry|parent|magnetic)", re.MULTILINE | re.IGNORECASE)
 """Matches the names from which pymatgen reads a structure. Other loops hold reflections, bonds and authors."""
 _GROUP = re.compile(
-    r"^[ \t]*_(?:symmetry|space_group)_(?:IT_number|Int_Tables_number|name_\S+)[ \t]+(.+?)[ \t]*$",
+    r"^[ \t]*_(?:symmetry_space_group|symmetry|space_group)_(?:IT_number|Int_Tables_number|name_\S+)[ \t]+(.+?)[ \t]*$",
     re.MULTILINE | re.IGNORECASE,
 )
+
+_BY_SYMMETRY = re.compile(r"^LATT\s+(?!-1\b)\S+|\bSPGR\s*=\s*(?!1\b)\d+[^\n]*", re.MULTILINE)
+"""Says in a SHELX or CSSR file that operations, which pymatgen does not apply, make further atoms: all but LATT -1, P
+without a centre, and SPGR 1, P1."""
+
+_STATED = {
+    "xsf": re.compile(r"^\s*PRIMCOORD[^\n]*\n\s*(\d+)", re.MULTILINE),
+    "cssr": re.compile(r"\A[^\n]*\n[^\n]*\n\s*(\d+)"),
+}
+"""The number of atoms that a file states. pymatgen passes over those that it cannot read."""
 
 _RES_SITE = re.compile(r"^\s*([A-Z]\w*)\s+\d+(?:\s+[-+\d.]+){3}\s+(\d*\.?\d+)\s", re.MULTILINE | re.IGNORECASE)
 """Name and occupancy in an atom's line of a SHELX file: name, number of its element, three coordinates, occupancy."""
@@ -266,7 +276,7 @@ def _xyz(source: str, rules: ReadRules) -> Parts:
     `Properties=species:S:1:pos:R:3` (libAtoms, https://github.com/libAtoms/extxyz)."""
     lines = structure_text(source).split("\n")
     head = lines[1] if len(lines) > 1 else ""
-    lattice = re.search(r'Lattice\s*=\s*"([^"]*)"', head, flags=re.IGNORECASE)
+    lattice = re.search(r"""\bLattice\s*=\s*["'{]([^"'}]*)["'}]""", head, flags=re.IGNORECASE)
     if lattice is None:
         raise _molecule(source)
     periodic = re.search(r'\bpbc\s*=\s*(\[[^]]*\]|\{[^}]*\}|"[^"]*"|\S+)', head, flags=re.IGNORECASE)
@@ -277,12 +287,14 @@ def _xyz(source: str, rules: ReadRules) -> Parts:
     check_atom_count(count, source)
     if any(line.strip() for line in lines[2 + count :]):
         raise TomatError(f"{source} holds more than one structure, or more atoms than the {count} it says.")
-    found = re.search(r"Properties\s*=\s*\"?([\w:]+)", head, flags=re.IGNORECASE)
+    found = re.search(r"\bProperties\s*=\s*\"?([\w:]+)", head, flags=re.IGNORECASE)
     fields = (found[1] if found else "species:S:1:pos:R:3").split(":")
     starts, column = {}, 0
     for name, width in zip(fields[::3], fields[2::3], strict=True):
         starts[name] = column
         column += int(width)
+    if not {"species", "pos"} <= starts.keys():
+        raise TomatError(f"{source} has the columns {', '.join(starts)}; expected species and pos among them.")
     rows, at = [line.split() for line in lines[2 : 2 + count]], starts["pos"]
     numbers = np.array([atomic_number(row[starts["species"]]) for row in rows])
     places = np.array([_numbers(" ".join(row[at : at + 3]), 3, source) for row in rows])
@@ -306,16 +318,13 @@ def bounded_cif(text: str, source: str) -> str:
     # Journals put the data of the paper into separate blocks, such as data_global.
     blocks = re.split(r"(?mi)^(?=[ \t]*data_)", text)
     text = "".join([block for block in blocks if "_atom_site" in block.lower()] or blocks)
-    n_sites, operations = 0, []
+    n_sites, operations = 0, _operations(text)
     for loop in _LOOP.finditer(text):
         names = [name.lower() for name in loop["names"].split() if name.startswith("_")]
         if any(name.startswith(("_atom_site_fract_x", "_atom_site.fract_x")) for name in names):
             n_sites = max(n_sites, len(loop["rows"].split()) // len(names))
-        elif any("symop" in name or "equiv_pos_as_xyz" in name for name in names):
-            operations.append(max(loop["rows"].strip().count("\n") + 1, 1))
     check_atom_count(max(n_sites, 1), source)
-    named = [group.strip("'\" ").replace(" ", "").replace("_", "") for group in _GROUP.findall(text)]
-    if not operations and any(group not in ("P1", "1", "?", ".") for group in named):
+    if not operations and _groups(text):
         operations.append(MOST_OPERATIONS)
     if (n_images := n_sites * math.prod(operations)) > MOST_IMAGES:
         raise TomatError(
@@ -326,12 +335,54 @@ def bounded_cif(text: str, source: str) -> str:
     return _LOOP.sub(lambda loop: loop[0] if _READ.search("\n".join(loop["names"].split())) else "", text)
 
 
+def _operations(text: str) -> list[int]:
+    """How many operations of symmetry each loop of a CIF lists."""
+    loops = ((loop["names"].lower(), loop["rows"]) for loop in _LOOP.finditer(text))
+    of_symmetry = (rows for names, rows in loops if "symop" in names or "equiv_pos_as_xyz" in names)
+    return [max(rows.strip().count("\n") + 1, 1) for rows in of_symmetry]
+
+
+def _groups(text: str) -> list[str]:
+    """The names and numbers of a CIF's space groups, without spaces; empty for P1."""
+    found = (_bare(group.strip("'\" ")) for group in _GROUP.findall(text))
+    return [group for group in found if group not in ("P1", "1", "?", ".")]
+
+
+def _bare(group: str) -> str:
+    return group.replace(" ", "").replace("_", "")
+
+
+def _check_operations(text: str, told: Collection[str], source: str) -> None:
+    """Refuse a CIF whose operations of symmetry pymatgen does not know. It takes P1, or that group of the same number
+    which is in its own tables: P21/c for P21/n."""
+    if any("Spacegroup from" in each or "1-line symmetry op" in each for each in told):
+        return
+    groups, operations = _groups(text), _operations(text)
+    if any("Defaulting to P1" in each for each in told):
+        unknown = bool(groups) or max(operations, default=1) > 1
+    elif operations:
+        return
+    else:
+        from pymatgen.symmetry.groups import SpaceGroup
+
+        numbers = [int(group) for group in groups if group.isdigit()]
+        own = _bare(SpaceGroup.from_int_number(numbers[0]).symbol) if numbers else ""
+        short = re.sub(r"^([A-Z])1(.+)1$", r"\1\2", own)  # P21/c is P121/c1
+        names = [group.removesuffix(":H") for group in groups if not group.isdigit()]
+        unknown = bool(names) and not {own.removesuffix(":H"), short} & set(names)
+    if unknown:
+        named = f" (group {' '.join(groups)})" if groups else ""
+        said = f"{source} has operations of symmetry that cannot be told{named}"
+        raise TomatError(f"{said}; expected each in _symmetry_equiv_pos_as_xyz, or all atoms of the cell in P1.")
+
+
 def _cif(source: str, rules: ReadRules) -> Parts:
     text = bounded_cif(structure_text(source), source)
     from pymatgen.io.cif import CifParser
 
     parser = CifParser.from_str(text)
     structures = parser.parse_structures(primitive=False, on_error="raise")
+    _check_operations(text, parser.warnings, source)
     for told in parser.warnings:
         if "implicit hydrogens" in told:
             said = f"{source} has hydrogens without places (_atom_site_attached_hydrogens, or sites such as Wat)"
@@ -364,9 +415,12 @@ def _pymatgen(source: str, rules: ReadRules) -> Parts:
         for site, occupancy in _RES_SITE.findall(content.partition("SFAC")[2]):
             if float(occupancy) not in (1.0, 11.0):  # adding 10 tells SHELX to keep the value fixed
                 raise TomatError(f"{source}: {site} has an occupancy of {occupancy}; expected full occupancy.")
+    if kind != "xsf" and (found := _BY_SYMMETRY.search(content)):
+        raise TomatError(f"{source} has atoms by symmetry ({found[0].strip()}); expected all of the cell, in P1.")
+    if kind == "cssr" and re.match(r"[^\n]*\n[^\n]*\n\s*\d+\s+1\b", content):
+        raise TomatError(f"{source} has orthogonal coordinates (1 after its number of atoms); expected fractions, 0.")
     parts = _parts(Structure.from_str(content, fmt=kind).as_dict(), source)  # type: ignore[arg-type]  # one of _READERS
-    # pymatgen reads an XSF that is cut off as one with fewer atoms.
-    stated = re.search(r"^\s*PRIMCOORD[^\n]*\n\s*(\d+)", content, re.MULTILINE) if kind == "xsf" else None
+    stated = _STATED[kind].search(content) if kind in _STATED else None
     if stated is not None and int(stated[1]) != len(parts[1]):
         raise TomatError(f"{source} says {stated[1]} atoms, and {len(parts[1])} can be read; it is cut off or damaged.")
     return parts

@@ -17,6 +17,8 @@ from tiny_run import DEMO, tiny_run
 
 from tomat.app.cli import main
 from tomat.measure.lab.run import alone_in
+from tomat.measure.lab.session import accumulations
+from tomat.train.settings.config import load_config
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,6 +44,13 @@ def sweep_file(folder: Path, rows: list[dict]) -> Path:
 
 def words(verb: str, folder: Path, *more: object) -> list[str]:
     return ["lab", verb, "--tracking_dir", str(folder / "track"), "--work_dir", str(folder / "work"), *map(str, more)]
+
+
+def test_devices_that_share_a_sequence_count_once_in_a_microbatch():
+    eight = ["--trainer.train_batch_size", "8", "--trainer.per_device_parallelism", "2"]
+    axes = ["--trainer.mesh.axes", "{data: -1, model: 2}"]
+    counts = [accumulations(load_config(DEMO, [*eight, *more]), 4) for more in ([], axes)]
+    assert counts == [1, 2] and accumulations(load_config(DEMO, eight[:2]), 4) == 1
 
 
 def test_rows_are_measured_and_failures_are_rows(tmp_path, work, capsys):

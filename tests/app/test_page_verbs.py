@@ -25,6 +25,9 @@ def test_the_page_is_written_reported_and_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(webbrowser, "open", lambda url: False)
     assert main(["page", str(SWEEP), "--output", str(page), "--open"]) == 2
     assert "no browser was found" in capsys.readouterr().err
+    for flag in (["--species", "Si"], ["--accept", "atoms"]):
+        assert main(["page", str(SWEEP), "--output", str(page), *flag]) == 2
+        assert "are for a prediction or a density" in capsys.readouterr().err
 
 
 def test_a_run_in_a_bucket_has_a_page(bucket, tmp_path):

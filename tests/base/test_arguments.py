@@ -31,6 +31,13 @@ def test_numbers(name, taken, refused):
             parse(kind, word)
 
 
+def test_dates():
+    assert parse(arguments.iso_date, "2026-01-02") == "2026-01-02"
+    for word in ("2026-13-45", "20260102", "2026-W01-1", "2 January 2026", ""):
+        with pytest.raises(TomatError, match=f"--value: found '{word}', expected a date"):
+            parse(arguments.iso_date, word)
+
+
 def test_places_to_write(tmp_path):
     assert parse(arguments.output_file, str(tmp_path / "new" / "folder" / "x.json"))
     (tmp_path / "file").write_text("")

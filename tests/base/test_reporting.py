@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from tomat.base.reporting import dump_json, replacing, write_text
+from tomat.base.reporting import dump_json, readable_bytes, replacing, write_text
 
 
 def test_a_file_is_replaced_when_the_block_ends(tmp_path):
@@ -42,3 +42,9 @@ def test_json_is_the_same_for_the_same_content():
     text = dump_json(value)
     assert text == dump_json(dict(reversed(value.items())))
     assert json.loads(text) == {"a": [1, None, [1, 2]], "b": 0.5, "c": [0, 1, 2]}
+
+
+def test_bytes_have_three_digits_and_no_exponent():
+    shown = {0: "0 bytes", 1: "1 byte", 999: "999 bytes", 1010: "1,010 bytes", 1024: "1 KiB", 1500: "1.46 KiB",
+             1010 * 2**20: "1,010 MiB", 33_543_694_581: "31.2 GiB", 2**60: "1,048,576 TiB"}  # fmt: skip
+    assert {size: readable_bytes(size) for size in shown} == shown

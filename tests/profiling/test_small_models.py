@@ -93,3 +93,7 @@ def test_errors_over_other_materials_are_no_comparison(folders, tmp_path, capsys
     (folder / "evaluation.json").write_text(json.dumps(report))
     assert main(["--run", str(folders["whole"]), "--folders", str(folder)], build_parser()) == 2
     assert f"three is of 2 materials, that of {folders['whole']} of 3; expected the same" in capsys.readouterr().err
+    report["free_running"]["materials"].append({"material_id": "GaP", "seconds": 1.0})
+    (folder / "evaluation.json").write_text(json.dumps(report))
+    assert main(["--run", str(folders["whole"]), "--folders", str(folder)], build_parser()) == 2
+    assert "do not both have GaP; expected the same materials" in capsys.readouterr().err

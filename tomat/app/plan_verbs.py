@@ -50,6 +50,9 @@ OF_A_STEP = ("sweep", "runs", "max_batch", "calibrate", "record", "docs", "emit"
 """Flags that do not go with `--decode`."""
 OF_ONE_STEP = ("config_path", "like", "slice", "max_batch", "no_search", "docs", "emit", "executable", "codec")
 """Flags that do not go with rows of a file."""
+OF_A_PLAN = (*OF_ONE_STEP, *OF_A_CELL, "sweep", "runs", "row", "policies", "decode", "calibrate", "record", "kernels",
+             "chip", "tracking_dir", "cache_dir")  # fmt: skip
+"""Flags that do not go with `compare`."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -121,6 +124,8 @@ def _run_plan(args: argparse.Namespace) -> int:
         words = overrides[1:]
         if len(words) != 2:
             raise TomatError(f"compare takes two plans, profiles or breakdowns, got {len(words)}: {' '.join(words)}.")
+        if given := next((name for name in OF_A_PLAN if getattr(args, name)), None):
+            raise TomatError(f"--{given} does not go with compare, which plans nothing; leave it out.")
         return compare_targets(args, *words)
     decodes = args.decode is not None
     of_cell = next((name for name in OF_A_CELL if getattr(args, name)), None)
@@ -138,6 +143,10 @@ def _run_plan(args: argparse.Namespace) -> int:
         ),
         (args.kernels is not None and not args.calibrate, "--kernels is for --calibrate; give both."),
         (args.chip and args.kernels is None, f"--chip {chip} chooses rows of --kernels; give its file."),
+        (
+            args.workers > 1 and not (args.sweep or args.runs or args.kernels),
+            "--workers is for rows of --sweep or --runs, or for --kernels; leave it out.",
+        ),
         (args.policies and not args.max_batch, "--policies is for --max_batch; give both."),
         (args.max_batch and output, f"--max_batch writes no --{output}; plan the batch that it finds, with that flag."),
         (of_cell and not decodes, f"--{of_cell} is for --decode; give both."),

@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-from tomat.base.arguments import add_verb, count, percent, report_file
+from tomat.base.arguments import add_verb, count, iso_date, percent, report_file
 from tomat.base.errors import TomatError
+from tomat.base.layout import METRICS_FILE
 from tomat.base.reporting import console, write_report
 
 EPILOG = """\
@@ -15,7 +16,9 @@ forms:
                                      a category of B took longer than in A by --fail_percent of A's step
   tomat profile index DOCS           rewrite the table of runs in DOCS (such as docs/tracking)
 """
-OF_ONE_PROFILE = ("program", "session", "docs", "run_name", "baseline", "commit", "date")
+OF_A_PAGE = ("run_name", "baseline", "commit", "date")
+"""Flags of the page that `--docs` writes."""
+OF_ONE_PROFILE = ("program", "session", "docs", *OF_A_PAGE)
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -33,8 +36,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--docs", type=Path, metavar="DIR", help="write the run's page into this tracking folder")
     parser.add_argument("--run_name", help="name of the page (with --docs); default: the folder's")
     parser.add_argument("--baseline", help="run on record to diff the configuration against (with --docs)")
-    parser.add_argument("--commit", default="", help="commit of the code that ran (with --docs)")
-    parser.add_argument("--date", default="", help="ISO date of the run (with --docs)")
+    parser.add_argument("--commit", help="commit of the code that ran (with --docs)")
+    parser.add_argument("--date", type=iso_date, help="ISO date of the run (with --docs)")
     parser.add_argument("--warn_percent", type=percent, default=2.0, help="compare: warn if the step grew by so much")
     parser.add_argument("--fail_percent", type=percent, default=5.0, help="compare: fail if the step grew by so much")
 
@@ -52,6 +55,8 @@ def _run_profile(args: argparse.Namespace) -> int:
     if target == "index":
         if len(words) != 1:
             raise TomatError("index takes one folder, such as docs/tracking.")
+        if given := next((name for name in ("json", "device_kind", *OF_ONE_PROFILE) if getattr(args, name)), None):
+            raise TomatError(f"--{given} does not go with index, which only rewrites a table; leave it out.")
         if not Path(words[0]).is_dir():
             raise TomatError(f"{words[0]}: no such folder. Give the tracking folder, such as docs/tracking.")
         from tomat.report.pages.report import write_index
@@ -63,6 +68,8 @@ def _run_profile(args: argparse.Namespace) -> int:
     if words:
         got = f"{len(args.target)}: {' '.join(args.target)}"
         raise TomatError(f"expected one profile, got {got}. To compare: tomat profile compare A B.")
+    if args.docs is None and (given := next((name for name in OF_A_PAGE if getattr(args, name)), None)):
+        raise TomatError(f"--{given} is for the page of a run; give --docs with its tracking folder, or leave it out.")
 
     from tomat.perf.profile.load import load_breakdown
     from tomat.report.terminal import print_breakdown
@@ -73,9 +80,13 @@ def _run_profile(args: argparse.Namespace) -> int:
     if args.docs is not None:
         from tomat.report.pages.report import write_run_page
 
-        of_the_run = {name: getattr(args, name) for name in ("run_name", "baseline", "commit", "date")}
-        kind = "measured" if breakdown.source == "trace" else "predicted"
-        console.print(f"wrote {write_run_page(Path(target), args.docs, breakdown, kind=kind, **of_the_run)}")
+        of_the_run = {name: value for name in OF_A_PAGE if (value := getattr(args, name))}
+        kind, figures = ("measured" if breakdown.source == "trace" else "predicted"), None
+        if kind == "measured" and (Path(target) / METRICS_FILE).is_file():
+            from tomat.app.workflow.train import mfu_if_known
+
+            figures = mfu_if_known(Path(target))
+        console.print(f"wrote {write_run_page(Path(target), args.docs, breakdown, figures, kind=kind, **of_the_run)}")
     return 0
 
 

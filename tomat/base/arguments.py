@@ -5,6 +5,7 @@ It uses only the standard library, so that a wrong word is refused before anythi
 
 import argparse
 import contextlib
+import datetime
 import difflib
 import math
 import os
@@ -151,6 +152,13 @@ whole_number = _number(int, lambda value: -MOST <= value <= MOST, "a whole numbe
 positive_float = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0")
 share = _number(float, lambda value: 0 <= value <= 1, "a share from 0 to 1")
 percent = _number(float, lambda value: 0 <= value < math.inf, "a percentage of at least 0")
+
+
+def iso_date(text: str) -> str:
+    with contextlib.suppress(ValueError):
+        if datetime.date.fromisoformat(text).isoformat() == text:
+            return text
+    raise argparse.ArgumentTypeError(f"found '{text}', expected a date such as 2026-11-30")
 
 
 def add_flag(parser: argparse._ActionsContainer, name: str, default: Any, text: str, **options: Any) -> None:

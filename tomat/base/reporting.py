@@ -81,11 +81,12 @@ def is_or_are(number: int) -> str:
 
 
 def readable_bytes(count: int) -> str:
-    """`count` as KiB, MiB, GiB or TiB with three digits."""
+    """`count` as KiB, MiB, GiB or TiB with three digits; 1,000 to 1,023 of a unit have four."""
     value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
-    return f"{value:.3g} {units[0]}"
+    shown = f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+    return f"{shown} {'byte' if count == 1 else units[0]}"
 
 
 def first_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tomat.app.cli import main
 from tomat.app.workflow.train import loss_change, write_profile_page
 from tomat.train.settings.config import config_from_dict
 
@@ -37,3 +38,6 @@ def test_a_model_whose_flops_are_not_known_has_a_page_without_mfu(tmp_path, caps
     said = " ".join(capsys.readouterr().out.split())
     assert "has no MFU: FLOPs of MixtralConfig are not known" in said
     assert page is not None and "No step time is on record" in page.read_text()
+    # The verb that writes the page again asks for them too.
+    assert main(["profile", str(tmp_path), "--docs", str(tmp_path / "docs")]) == 0
+    assert "has no MFU: FLOPs of MixtralConfig are not known" in " ".join(capsys.readouterr().out.split())

@@ -52,3 +52,5 @@ def test_what_people_wrote_is_theirs():
     text = "# T\n## Verdict\n<!-- why -->\nIt was slower.\n\nSee `tomat:begin NAME`.\n## Next\nx\n"
     assert section_text(text, "Verdict") == "It was slower.\n\nSee `tomat:begin NAME`."
     assert section_text(text, "Absent") == "" and find_sections(text, "x") == {}
+    text = f"a form feed \x0c, a separator \u2028 and \x85\n{empty_section('a')}\n\x1c\n"
+    assert replace_sections(text, {"a": ""}, "x") == text

@@ -1,6 +1,6 @@
 import pytest
 
-from tomat.base.report.formats import count, number, percent, quantity, seconds, signed
+from tomat.base.report.formats import change, count, number, percent, quantity, seconds, signed
 
 
 @pytest.mark.parametrize(
@@ -8,6 +8,9 @@ from tomat.base.report.formats import count, number, percent, quantity, seconds,
     [
         (percent(0.0871), "8.7 %"),
         (percent(-0.0), "0.0 %"),
+        (percent(-0.0001), "0.0 %"),
+        (change(-0.0001), "+0.0 %"),
+        (change(-0.087), "-8.7 %"),
         (percent(None), "–"),
         (seconds(2.08), "2.080 s"),
         (seconds(-0.0015), "-1.500 ms"),

@@ -35,10 +35,10 @@ def make(tmp_path):
     setup = {"devices": "1 x cpu", "data_axis_size": 1, "memory_source": "process", "batch_sequences": 8,
              "sequence_tokens": 512, "policy": "off"}  # fmt: skip
 
-    def make(asked, limit=4 * GIB, policies=(None,), accumulations=(1, 2)):
+    def make(asked, limit=4 * GIB, policies=(None,), accumulations=(1, 2), steps=2):
         return MaxBatch(
             "largest", tmp_path / "train.yaml", [], policies, accumulations, tmp_path / "track", tmp_path / "work",
-            LabConfig(steps=2, warmup_steps=0, limits=Limits(10.0, limit)),
+            LabConfig(steps=steps, warmup_steps=0, limits=Limits(10.0, limit)),
             start=lambda request, on_stage: started(request, asked),
             describe=lambda path, words: setup,
         )  # fmt: skip
@@ -59,6 +59,9 @@ def test_accumulations_multiply_the_batch_and_the_page_has_the_edge(make, tmp_pa
     assert make(again).run()["searches"][0]["largest_batch_sequences"] == 30 and not again
     assert [one["accumulations"] for one in make([], accumulations=(3,)).run()["searches"]] == [1, 2, 3]
     assert make(less, limit=3 * GIB).run() and less
+    with pytest.raises(TomatError, match="has probes of 2 steps, but 5 are asked for; give --steps 2"):
+        make([], limit=3 * GIB, steps=5).run()
+    assert len(make([], policies=("off", "off"), accumulations=(1,), limit=2 * GIB).run()["searches"]) == 1
 
 
 def test_a_search_that_was_stopped_claims_no_edge_and_goes_on(make, tmp_path):

@@ -240,6 +240,12 @@ def test_a_changed_question_is_measured_anew_and_a_record_of_other_devices_refus
     rows = rows_of(lab_of(folder, machine).run())
     assert machine.events.count("start same") == 3 and "start fast" not in machine.events
     assert len(rows["same"].windows) == 8
+    # Rows were measured beside a base that asked something else.
+    sweep.write_text(sweep.read_text().replace("- name: base", "- {name: base, overrides: {trainer.seed: 7}}"))
+    machine = Machine()
+    rows = rows_of(lab_of(folder, machine).run())
+    assert all(f"start {name}" in machine.events for name in ("base", "fast", "same"))
+    assert [len(rows[name].windows) for name in ("base", "fast", "same")] == [8, 8, 8]
     other = Machine()
     other.devices = "4 x TPU v6 lite"
     with pytest.raises(TomatError, match="measured on 1 x cpu, but here is 4 x TPU v6 lite"):

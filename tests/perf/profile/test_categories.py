@@ -58,6 +58,7 @@ def test_modules_that_moved_are_told_where_they_are_and_where_they_were(now, bef
 @pytest.mark.parametrize(
     ("opcode", "inner", "path", "target", "expected"),
     [
+        ("custom-call", {"custom-call"}, "online-softmax", "tpu_custom_call", Category.ATTENTION_FORWARD),
         ("fusion", {"convolution", "add"}, "jit(s)/jvp(M)/LlamaMlp/dot_general", "", Category.MATMUL),
         ("fusion", {"convolution"}, "jit(s)/jvp(loss)/dot_general", "", Category.LOSS),
         ("fusion", {"dot"}, "jit(s)/jvp(M)/Attention/dot_product_attention/dot", "", Category.ATTENTION_FORWARD),

@@ -61,6 +61,16 @@ def test_an_hlo_module_needs_a_known_chip(flags, message, tmp_path):
     assert not (tmp_path / "x.json").exists()
 
 
+@pytest.mark.parametrize("flag", ["--session", "--program"])
+def test_what_only_a_trace_has_is_refused_of_other_files(flag, tpu_profile, tmp_path):
+    trace = next(tpu_profile.rglob("*.xplane.pb"))
+    run(trace, "--json", tmp_path / "a.json")
+    others = (HLO, tmp_path / "a.json") if flag == "--program" else (HLO, tmp_path / "a.json", trace)
+    for target in others:
+        with pytest.raises(TomatError, match=f"leave {'--session out' if target == trace else 'it out'}"):
+            run(target, flag, "nope", "--device_kind", "TPU v6 lite")
+
+
 def test_index(tmp_path, capsys):
     assert run("index", tmp_path) == 0
     assert "No run is on record yet." in (tmp_path / "index.md").read_text()

@@ -60,6 +60,7 @@ def test_a_host_without_a_device_plane(tpu_bytes, tmp_path):
     trace = load_trace(tmp_path)
     assert len(trace.devices) == 2
     assert any("coordinator: host without a device plane" in n for n in trace.notes)
+    assert breakdown_from_trace(trace).n_hosts == 1
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,14 @@ def test_hosts_of_different_runs_are_refused(tpu_bytes, tmp_path, changes, reaso
     (tmp_path / "a.xplane.pb").write_bytes(tpu_bytes(n_steps=2, hostname="a"))
     (tmp_path / "b.xplane.pb").write_bytes(tpu_bytes(n_steps=2, **changes))
     with pytest.raises(TomatError, match=f"not hosts of one run: .*{reason}"):
+        load_trace(tmp_path)
+
+
+def test_two_files_of_one_host_are_refused_beside_a_third(tpu_bytes, tmp_path):
+    (tmp_path / "a.xplane.pb").write_bytes(tpu_bytes(n_steps=2, hostname="a"))
+    for name in ("b", "copy of b"):
+        (tmp_path / f"{name}.xplane.pb").write_bytes(tpu_bytes(n_steps=2, hostname="b", first_device=2))
+    with pytest.raises(TomatError, match="both claim host 'b' and the same devices"):
         load_trace(tmp_path)
 
 

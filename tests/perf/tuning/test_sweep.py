@@ -155,6 +155,15 @@ def test_a_wrong_file_is_refused_with_the_reason(sweep_file, change, message):
         load_sweep(sweep_file)
 
 
+def test_a_row_with_a_slice_of_its_own_is_not_of_the_sweeps(sweep_file):
+    own = "overrides: {slice: v6e-8}"
+    sweep_file.write_text(SWEEP.replace("overrides: [--sharding, replicated]", own))
+    assert [row.load()[1].name for row in load_sweep(sweep_file).rows[:2]] == ["v6e-4", "v6e-8"]
+    sweep_file.write_text(SWEEP.replace("overrides: [--sharding, replicated]", f"slice: v6e-1\n    {own}"))
+    with pytest.raises(TomatError, match="row 2 'whole' has slice: v6e-1, and v6e-8 in its overrides"):
+        load_sweep(sweep_file)
+
+
 def test_an_override_that_cannot_be_is_refused_with_file_and_row(sweep_file):
     for override, said in (
         ("[--shardin, zero1]", " sets shardin, which is no setting; did you mean sharding?"),

@@ -80,8 +80,9 @@ def test_what_cannot_be_tuned_is_refused(tmp_path):
     for shape in (LOSS, ATTENTION):
         with pytest.raises(TomatError, match="none of 1 candidates .* too large"):
             table_entry(shape, [{"kernel": shape.KERNEL, **REFUSED}])
-    with pytest.raises(TomatError, match="--tiles 512,256: expected 4 positive numbers"):
-        parse_tiles("512,256", HEAD_NAMES)
+    for sizes in ("512,256", "512,256,x,512,256", "512,,256,512,256", "512,256,512,²"):
+        with pytest.raises(TomatError, match=f"--tiles {sizes}: expected 4 positive numbers"):
+            parse_tiles(sizes, HEAD_NAMES)
     with pytest.raises(TomatError, match="none.json.*cannot be read"):
         load_table(TunedSizes, tmp_path / "none.json")
 

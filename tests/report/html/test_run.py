@@ -38,6 +38,17 @@ def test_a_run_says_what_it_ran_on_what_was_asked_for_and_how_its_traces_are_ope
     assert f"xprof server --logdir {run}/profiler" in html
 
 
+def test_a_run_that_went_on_without_a_known_peak_has_no_mfu(run):
+    rows = [{"step": step, "train/loss": 2.0, "step_seconds": 1.0} for step in range(4)]
+    lines = [json.dumps(row | ({"mfu_full": 0.3} if row["step"] < 2 else {})) for row in rows]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (run / "history.jsonl").unlink()
+    append_event(run, "start", 0, devices="8 x TPU v6 lite", hosts=1)
+    append_event(run, "resume", 2, devices="1 x cpu", hosts=1)
+    text = read_page(page_html(run_page(str(run)))).text
+    assert "MFU, full attention" not in text
+
+
 def test_curves_tables_and_densities_are_those_of_the_files(run):
     reference, prediction = skewed_density(seed=1), skewed_density(seed=2)
     write_density(reference, run / REFERENCE_DENSITY, "cube")

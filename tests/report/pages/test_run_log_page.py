@@ -70,6 +70,8 @@ def test_what_a_sweep_sets_in_all_rows_is_said_once(tmp_path):
     assert "have in common stands with the sweep" in text
     alone = write_log_page(a_log(row("b8")), tmp_path / "one.md").read_text()
     assert "| b8 | `model.hidden_dim 64` |" in alone and "in common" not in alone
+    bar = write_log_page(a_log(row("b8", words="a|b")), tmp_path / "bar.md").read_text()
+    assert r"| b8 | `model.hidden_dim 64 words a\|b` |" in bar
 
 
 def test_a_wrapped_command_is_the_same_words():

@@ -117,11 +117,21 @@ def loss_change(first: float, last: float) -> str:
     return f" ({percent:.1f} % {'lower' if last < first else 'higher'})"
 
 
+def mfu_if_known(run_dir: Path) -> dict[str, Any] | None:
+    """The figures for the page of a run's profile; None, with a warning, if there are none."""
+    from tomat.app.workflow.public import mfu
+
+    try:
+        return mfu(run_dir)
+    except TomatError as error:
+        warn(f"the page of the profile has no MFU: {error}")
+        return None
+
+
 def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | None:
     """Write the tracking page of a profiled run: where the time of a step went, and the MFU by every convention."""
     import jax
 
-    from tomat.app.workflow.public import mfu
     from tomat.base.shipped import commit
     from tomat.perf.profile.load import load_breakdown
     from tomat.report.pages.report import write_run_page
@@ -129,22 +139,17 @@ def write_profile_page(config: "TrainConfig", result: "TrainResult") -> Path | N
 
     if jax.process_index() != 0 or not any((result.run_dir / PROFILER_FOLDER).rglob("*.xplane.pb")):
         return None
-    figures = None
-    try:
-        figures = mfu(result.run_dir)
-    except TomatError as error:
-        warn(f"the page of the profile has no MFU: {error}")
     try:
         breakdown = load_breakdown(str(result.run_dir))
         return write_run_page(
             result.run_dir,
             Path(config.tracking_dir),
             breakdown,
-            figures,
+            mfu_if_known(result.run_dir),
             run_name=config.run_name,
             baseline=config.baseline,
             commit=commit(),
-            date=datetime.date.today().isoformat(),
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             config_hash=config_hash(config),
         )
     except TomatError as error:

@@ -27,11 +27,16 @@ def empty_section(name: str) -> str:
     return f"{begin_marker(name)}\n{end_marker(name)}"
 
 
+def _lines(text: str) -> list[str]:
+    # Not `splitlines`, which also takes form feeds and other characters in what people wrote for ends of lines.
+    return text.removesuffix("\n").split("\n")
+
+
 def find_sections(text: str, origin: str) -> dict[str, tuple[int, int]]:
     """Name -> (index of the begin line, index of the end line) of every section."""
     sections: dict[str, tuple[int, int]] = {}
     open_name, open_line = "", 0
-    for number, line in enumerate(text.splitlines()):
+    for number, line in enumerate(_lines(text)):
         match = MARKER.match(line.strip())
         if match is None:
             if line.lstrip().startswith("<!--") and LOOSE_MARKER.search(line):
@@ -71,7 +76,7 @@ def read_document(path: Path) -> str:
 def replace_sections(text: str, contents: Mapping[str, str], origin: str) -> str:
     """`text` with the named sections' contents replaced; sections that it lacks are appended at its end."""
     sections = find_sections(text, origin)
-    lines = text.splitlines()
+    lines = _lines(text)
     for name in sorted((n for n in contents if n in sections), key=lambda n: -sections[n][0]):
         first, last = sections[name]
         lines[first + 1 : last] = contents[name].strip("\n").splitlines()

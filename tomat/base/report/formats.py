@@ -8,7 +8,7 @@ UNKNOWN = "–"
 
 def percent(fraction: float | None, digits: int = 1) -> str:
     """0.087 -> `8.7 %`."""
-    return UNKNOWN if fraction is None else f"{100 * fraction + 0.0:.{digits}f} %"
+    return UNKNOWN if fraction is None else f"{round(100 * fraction, digits) + 0.0:.{digits}f} %"
 
 
 def seconds(value: float | None) -> str:
@@ -44,7 +44,7 @@ def signed(value: float, digits: int = 2) -> str:
 
 def change(fraction: float) -> str:
     """0.087 -> `+8.7 %`."""
-    return f"{100 * fraction:+.1f} %"
+    return f"{signed(100 * fraction, 1)} %"
 
 
 def ranged(middle: float, low: float, high: float, show: Callable[[float], str]) -> str:

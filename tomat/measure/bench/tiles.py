@@ -27,8 +27,9 @@ from tomat.perf.tuning.tile_tuning import (
 
 def parse_tiles(text: str, names: Sequence[str]) -> dict[str, int]:
     """Parse `4096,256,512,32` as sizes, one for each of `names`."""
-    sizes = [int(word) for word in text.split(",") if word.strip().isdigit()]
-    if len(sizes) != len(names) or min(sizes) < 1:
+    words = text.split(",")
+    sizes = [int(word) for word in words if word.strip().isdecimal()]
+    if not len(sizes) == len(words) == len(names) or min(sizes) < 1:
         raise TomatError(f"--tiles {text}: expected {len(names)} positive numbers, {','.join(names)}.")
     return dict(zip(names, sizes, strict=True))
 

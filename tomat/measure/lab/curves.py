@@ -53,8 +53,11 @@ def window_noise(base: np.ndarray, window_steps: int) -> np.ndarray:
 def compare_curves(
     base: np.ndarray, row: np.ndarray, window_steps: int, first_step_tolerance: float
 ) -> CurveComparison | None:
-    """Compare a row's curves [seeds, steps] with the base's of the same seeds; None for fewer than two seeds, or if a
-    loss is not a positive number. `first_step_tolerance` is the relative difference that rounding may cause."""
+    """Compare a row's curves [seeds, steps] with the base's of the same seeds; None for fewer than two seeds or another
+    number of steps, or if a loss is not a positive number. `first_step_tolerance` is the relative difference that
+    rounding may cause."""
+    if base.shape != row.shape:
+        return None
     both = np.stack([base, row])
     if base.shape[0] < 2 or not np.isfinite(both).all() or (both <= 0).any():
         return None

@@ -17,7 +17,7 @@ from typing import Any
 from tomat.base.errors import TomatError
 from tomat.base.progress import Stages
 from tomat.base.records import Amount, Count, Positive
-from tomat.base.reporting import dump_json, to_jsonable, write_json
+from tomat.base.reporting import counted, dump_json, to_jsonable, write_json
 from tomat.measure.lab.messages import FAILED, MEASURED, PROCESS, LabConfig, Request, RowError, Status
 from tomat.measure.lab.process import RowProcess, described
 from tomat.measure.lab.record import Rate, record_path
@@ -130,12 +130,17 @@ class MaxBatch:
                 said = f"{self.setup['devices']} has no memory of its own, so the search would end only when this"
                 raise TomatError(f"{said} machine's memory is full; give --memory_limit_gib.")
             path = record_path(self.tracking_dir, self.name)
-            earlier = read_record(path, MaxBatchRecord).searches if path.exists() else []
+            earlier = read_record(path, MaxBatchRecord) if path.exists() else MaxBatchRecord([])
             # Searches of other policies are kept if everything else is the same.
-            self.searches = [one for one in earlier if one.key == self._key(one.policy, one.accumulations)]
+            self.searches = [one for one in earlier.searches if one.key == self._key(one.policy, one.accumulations)]
+            if self.searches and earlier.steps not in (None, self.config.steps):
+                raise TomatError(
+                    f"the record of {self.name} has probes of {counted(earlier.steps, 'step')}, but "
+                    f"{self.config.steps} are asked for; give --steps {earlier.steps}, or another --name."
+                )
             known = {one.key: one for one in self.searches}
             wanted = []
-            for policy, accumulations in itertools.product(self.policies, self.accumulations):
+            for policy, accumulations in itertools.product(dict.fromkeys(self.policies), self.accumulations):
                 key = self._key(policy, accumulations)
                 wanted.append(known.get(key) or Search(key, policy, accumulations, []))
             self.searches += [one for one in wanted if one.key not in known]
@@ -223,6 +228,7 @@ class MaxBatchRecord:
     """The part of the record file that is read back."""
 
     searches: list[Search]
+    steps: Positive | None = None
 
 
 STATUS_WORDS: dict[Status, str] = {"measured": "OK", "out of memory": "OOM", "too long": "TIME", "failed": "FAILED"}

@@ -102,9 +102,10 @@ class Lab:
         earlier = {row.name: row for row in record["rows"]}
         self._overhead = record.get("overhead_seconds_per_start")
         self.devices = record.get("devices")
+        keys = {row.name: question_key(row) for row in self.sweep.rows}
         for row in self.sweep.rows:
             self.rows[row.name] = fresh = LabRow(
-                name=row.name, key=question_key(row), config_file=row.config_path.name, base=row.base,
+                name=row.name, key=keys[row.name], config_file=row.config_path.name, base=row.base,
                 overrides=to_jsonable(row.overrides), question=row.question,
             )  # fmt: skip
             before = earlier.get(row.name)
@@ -112,7 +113,10 @@ class Lab:
             if again and row.name in only:
                 continue
             if before is not None and before.is_whole and before.status in ("", MEASURED):
-                if (before.key, before.base) == (fresh.key, fresh.base):
+                # Its windows are paired with those of its base, which may ask something else now.
+                base = earlier.get(before.base or row.name)
+                same_base = base is None or base.key == keys.get(base.name)
+                if same_base and (before.key, before.base) == (fresh.key, fresh.base):
                     self.rows[row.name] = before
 
     def _round(self, number: int, wanted: Sequence[SweepRow]) -> None:

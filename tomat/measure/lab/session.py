@@ -28,6 +28,7 @@ from tomat.measure.lab.energy import energy_counter
 from tomat.measure.lab.messages import DEVICE, FAILED, OUT_OF_MEMORY, PROCESS, Request
 from tomat.model.any_decoder import environment_of
 from tomat.model.devices import found_devices
+from tomat.perf.plan.compile.topology import data_axis_size
 from tomat.train.datasets import open_datasets, run_tables, value_table
 from tomat.train.dispatch import training_steps
 from tomat.train.loader import training_loader
@@ -35,7 +36,7 @@ from tomat.train.loop import count_parameters, shuffled_rows
 from tomat.train.mfu import live_mfu
 from tomat.train.restore import initial_state
 from tomat.train.runs.devices import devices_details
-from tomat.train.settings.config import TrackersConfig, config_hash, load_config
+from tomat.train.settings.config import TrackersConfig, TrainConfig, config_hash, load_config
 from tomat.train.startup import connect, initialise
 from tomat.train.step import build_trainer
 from tomat.train.tracking import PhaseClock, listening_to_durations
@@ -46,6 +47,12 @@ MISS_EVENT = "/jax/compilation_cache/cache_misses"
 ENDLESS_STEPS = 10**9
 IDLE_SECONDS, LONGEST_WAIT_SECONDS = 0.1, 10.0
 """A process is idle if it used less than a tenth of a processor for this long. The wait for that has a maximum."""
+
+
+def accumulations(config: TrainConfig, n_devices: int) -> int:
+    """Microbatches of a step on so many devices."""
+    microbatch = config.trainer.per_device_parallelism
+    return config.batch_size // (data_axis_size(config, n_devices) * microbatch) if microbatch > 0 else 1
 
 
 class Session:
@@ -114,7 +121,6 @@ class Session:
         counter = energy_counter(devices[0].platform, [device.local_hardware_id or 0 for device in devices])
         self._energy = None if isinstance(counter, str) else counter
         self._mfu = live_mfu(config, jax.devices()[0].device_kind, jax.device_count())
-        per_device = config.trainer.per_device_parallelism
         shuffle = config.data.shuffle
         self._described = {
             "config_hash": own_hash,
@@ -122,7 +128,7 @@ class Session:
             **devices_details(found_devices(), config.slice),
             "batch_sequences": config.batch_size,
             "sequence_tokens": config.seq_len,
-            "accumulations": config.batch_size // (jax.device_count() * per_device) if per_device > 0 else 1,
+            "accumulations": accumulations(config, jax.device_count()),
             "dispatch_ahead": config.dispatch_ahead,
             "shuffle_rows": shuffle.io_block_size * shuffle.window_blocks if shuffle.perm_type == "feistel" else None,
             "shuffle": shuffle.perm_type,

@@ -32,11 +32,12 @@ NO_CODE_CALLS = frozenset(
 )  # fmt: skip
 """Custom calls for which no machine code is generated."""
 
-# Scopes on the path that JAX records (`op_name`); the innermost component that matches decides.
+# Scopes on the path that JAX records (`op_name`); the innermost component that matches decides. `online-softmax` is the
+# whole path of the kernel that libtpu 0.0.46 makes of attention's softmax and the product with the values.
 PATH_RULES: tuple[tuple[re.Pattern[str], Part], ...] = (
     (re.compile(r"optimizer|optax|adam|apply_updates|clip_by_global_norm", re.IGNORECASE), Part.OPTIMIZER),
-    (re.compile(r"dot_product_attention|splash|flash_attention|softmax_attention|attn_core|_attention_kernel",
-                re.IGNORECASE), Part.ATTENTION_CORE),
+    (re.compile(r"dot_product_attention|splash|flash_attention|softmax_attention|attn_core|_attention_kernel|"
+                r"^online-softmax$", re.IGNORECASE), Part.ATTENTION_CORE),
     (re.compile(r"log_softmax|loss|cross_entropy|logsumexp|lm_head|crps|(^|_)emd(_|$)", re.IGNORECASE), Part.LOSS),
     (re.compile(r"rms_?norm|layer_?norm|rotary|rope", re.IGNORECASE), Part.NORM_ROTARY),
     (re.compile(r"embedding|^embed$", re.IGNORECASE), Part.EMBEDDING),

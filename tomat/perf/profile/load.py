@@ -23,6 +23,7 @@ def load_breakdown(
     path = Path(target)
     if "://" not in target and path.is_file():
         if is_hlo_path(path.name):
+            _of_a_trace(target, "a compiled program", session, program)
             hlo = load_program(path)
             chip = known_chip(device_kind or "")
             if chip is None or chip.hbm_bytes_per_second is None:
@@ -35,6 +36,7 @@ def load_breakdown(
         if path.suffix == ".json" and not path.name.endswith(".trace.json"):
             data = read_json(path, "Write it again with --json, or copy the trace again.")
             if isinstance(data, dict) and "traceEvents" not in data:
+                _of_a_trace(target, "a breakdown or a plan", session, program)
                 if "program_key" in data:  # a plan
                     data = data.get("breakdown", {})
                     if data is None:
@@ -42,6 +44,13 @@ def load_breakdown(
                 return Breakdown.from_dict(data, target)
     trace = load_trace(profile_place(target), session=session)
     return breakdown_from_trace(trace, device_kind=device_kind, program=program)
+
+
+def _of_a_trace(target: str, what: str, session: str | None, program: str | None) -> None:
+    """Refuse what only a trace has, asked of something else."""
+    for flag, value in (("--session", session), ("--program", program)):
+        if value is not None:
+            raise TomatError(f"{target} is {what}, and {flag} {value} is for a trace; leave it out.")
 
 
 def profile_place(target: str) -> str:

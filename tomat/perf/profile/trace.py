@@ -2,6 +2,7 @@
 one ``*.xplane.pb``, or a Chrome/Perfetto JSON trace (``*.trace.json[.gz]``, which JAX writes beside the xplane file).
 The JSON trace holds less: it has no HLO, and the profiler may have dropped events above its limit."""
 
+import itertools
 import json
 import math
 import re
@@ -167,7 +168,10 @@ def load_trace(origin: str | Path, *, session: str | None = None) -> Trace:
         filesystem, root = files_at(location)
         if not filesystem.exists(root):
             raise TomatError(f"{location}: no such file or directory. Give a JAX profile directory or a trace file.")
-        files = [root] if filesystem.isfile(root) else _session_files(location, filesystem.find(root), session, notes)
+        is_file = filesystem.isfile(root)
+        if is_file and session is not None:
+            raise TomatError(f"{location} is one file, which has no session {session!r}; leave --session out.")
+        files = [root] if is_file else _session_files(location, filesystem.find(root), session, notes)
         contents = {file: filesystem.cat_file(file) for file in files}
     named = filesystem.unstrip_protocol if "://" in location else str
     return merge_hosts(location, [_read_file(named(file), content) for file, content in contents.items()], notes)
@@ -225,8 +229,8 @@ def merge_hosts(origin: str, hosts: list[HostTrace], notes: list[str] | None = N
         trace.notes += [f"{host.host}: {w}" for w in host.warnings]
         if not host.devices:
             trace.notes.append(f"{host.host}: host without a device plane, it contributes no operations")
-    first = hosts[0]
-    for host in hosts[1:]:
+    mains = [main_program(host.devices) for host in hosts]
+    for (first, mine), (host, theirs) in itertools.combinations(zip(hosts, mains, strict=True), 2):
         reason = ""
         if host.host == first.host and {d.name for d in host.devices} & {d.name for d in first.devices}:
             reason = f"both claim host {host.host!r} and the same devices"
@@ -234,7 +238,6 @@ def merge_hosts(origin: str, hosts: list[HostTrace], notes: list[str] | None = N
             apart = max(first.session_ns[0], host.session_ns[0]) - min(first.session_ns[1], host.session_ns[1])
             if apart > 0:
                 reason = f"their profiling sessions lie {apart / 1e9:,.1f} s apart"
-        mine, theirs = main_program(first.devices), main_program(host.devices)
         if mine and theirs and mine != theirs:
             reason = f"they run different programs, {mine} and {theirs}"
         if first.devices and host.devices and first.devices[0].device_kind != host.devices[0].device_kind:

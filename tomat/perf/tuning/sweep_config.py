@@ -211,12 +211,18 @@ def _row(row: Mapping[str, Any], keys: Mapping[str, Any], path: Path, where: str
         raise TomatError(f"{where} is called {name!r}; expected one line without '|', since it stands in a table.")
     if not isinstance(exact := row.get("exact"), bool | None):
         raise TomatError(f"{where} {name!r} has exact: {exact!r}; expected true or false.")
+    overrides = checked_keys(row.get("overrides"), where)
+    # The slice of the whole sweep is not that of a row, or a value of the grid, with one of its own.
+    slice_name, own_slice = row.get("slice"), overrides.get("slice")
+    if slice_name and own_slice not in (None, slice_name):
+        said = f"{where} {name!r} has slice: {slice_name}, and {own_slice} in its overrides"
+        raise TomatError(f"{said}; expected one slice. Take the other one out.")
     return SweepRow(
         name=name,
         # Relative to the file, so that a sweep means the same wherever it is started.
         config_path=path.parent / str(row.get("config_path") or keys["config_path"]),
-        overrides=checked_keys(keys.get("overrides"), str(path)) | checked_keys(row.get("overrides"), where),
-        slice=row.get("slice") or keys.get("slice"),
+        overrides=checked_keys(keys.get("overrides"), str(path)) | overrides,
+        slice=slice_name or (None if own_slice else keys.get("slice")),
         base=row.get("base"),
         question=" ".join(str(row.get("question") or "").split()),
         explain=" ".join(str(row.get("explain") or "").split()),

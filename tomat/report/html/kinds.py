@@ -41,6 +41,9 @@ def page_of(
         return density_page(target, reference, rules)
     if reference is not None:
         raise TomatError(f"--reference is for a prediction or a density, and {target} is neither; leave it out.")
+    if rules != LOOKED_AT:
+        said = f"--species and --accept are for a prediction or a density, and {target} is neither"
+        raise TomatError(f"{said}; leave them out.")
     if is_run(target):
         from tomat.report.html.run import run_page
 

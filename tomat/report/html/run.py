@@ -110,7 +110,8 @@ def _achieved(metrics: Metrics, record: RunRecord, free: FreeRunningResult | Non
             found.append((f"{values[-steps:].mean():.4g}", f"{said}; {figures}"))
     if "mfu_full" in curves:
         values, _ = _as_it_ran("mfu_full", metrics, record)
-        found.append((share(float(np.median(values))), "MFU, full attention, median of the steps"))
+        if len(values):
+            found.append((share(float(np.median(values))), "MFU, full attention, median of the steps"))
     return rendered("headline.html", figures=found or [("–", "no step is on record yet")])
 
 

@@ -17,7 +17,7 @@ from tomat.base.records import Amount, Count, typed
 from tomat.base.report.formats import change, number, percent
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import Column, Part, Report, Section, Table, columns
-from tomat.base.reporting import console, counted, write_json
+from tomat.base.reporting import console, counted, to_jsonable, write_json
 from tomat.hardware.chips import CHIPS
 from tomat.perf.cost import chip_model
 from tomat.perf.plan.calibration import SHARES, Calibration, CalibrationRow, read_measurements
@@ -61,7 +61,7 @@ def calibrate(
         config = replace(row.training_config(), tracking_dir=str(tracking_dir))
         slice_ = planned_slice(config, row.slice or None)
         old = recorded.get(name)
-        if only_new and old is not None and old.measured == row.measured and old.predicted:
+        if only_new and old is not None and old.predicted and _asks_the_same(old, row):
             done[name] = replace(old, source=row.source, doubted=row.doubted)
             continue
         plan = make_plan(config, slice_, on_stage=partial(on_stage, name), **how)
@@ -83,6 +83,12 @@ def calibrate(
     page = update_page(tracking_dir / "calibration.md", calibration_report(record.rows, notes, tables))
     console.print(f"wrote {page}", highlight=False)
     return {"rows": [asdict(row) for row in record.rows]}
+
+
+def _asks_the_same(old: CalibrationRow, row: CalibrationRow) -> bool:
+    """Whether a row on record was measured and planned as `row` now says."""
+    of_both = (to_jsonable([one.measured, one.config_path, one.overrides, one.config]) for one in (old, row))
+    return next(of_both) == next(of_both) and row.slice in ("", old.slice)
 
 
 def calibrate_kernels(

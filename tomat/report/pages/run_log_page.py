@@ -128,7 +128,7 @@ def _ran_on(entry: Entry) -> str:
 def settings_cell(settings: Mapping[str, Any], common: Container[str] = ()) -> Cell:
     """Settings on one line of a table, without the settings that all rows of a sweep share."""
     words = " ".join(f"{key} {value}" for key, value in settings.items() if key not in common)
-    return Code(words.replace("|", "/")) if words else ""
+    return Code(words) if words else ""
 
 
 def _contents(log: Log, sweeps: Mapping[str, Sequence[Entry]]) -> list[Part]:

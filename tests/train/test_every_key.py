@@ -215,6 +215,14 @@ def _changed(key: str) -> list[str]:
     return list(changed_keys(*records))
 
 
+def test_a_key_that_was_added_is_no_change_of_a_field_model_either():
+    now = load_config("demo", ["--model.descriptors", "3"]).to_dict()
+    before = copy.deepcopy(now)
+    del before["model"]["descriptors"]
+    assert changed_keys(before, now) == {}
+    assert list(changed_keys(before, {**now, "model": {**now["model"], "descriptors": 6}})) == ["model.descriptors"]
+
+
 def test_a_resume_holds_every_key_that_is_not_freed():
     """A key that a new version brings is fixed until it is freed, and fails here until somebody has said which."""
 

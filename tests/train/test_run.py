@@ -65,11 +65,13 @@ def test_the_folder_says_what_happened(unbroken):
     assert end["figures"]["first_loss"] == rows[0]["train/loss"]
 
 
-def test_a_resumed_run_equals_an_unbroken_one(unbroken, tmp_path):
+def test_a_resumed_run_equals_an_unbroken_one(unbroken, tmp_path, capsys):
     shutil.copytree(unbroken, tmp_path / "demo")
     for step in (4, 5):
         shutil.rmtree(tmp_path / "demo" / "checkpoints" / f"step-{step}")
-    result = train(tiny(tmp_path))
+    result = train(tiny(tmp_path, "--trainer.profiler", "{enabled: true, start_step: 3}"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no trace: trainer.profiler.start_step is 3, and this process begins after step 3" in said
     assert (result.first_step, result.steps) == (3, 6)
     assert losses(tmp_path / "demo") == losses(unbroken)
     assert [line["event"] for line in read_lines(str(tmp_path))[0]] == ["resume", "end"]
@@ -101,6 +103,13 @@ def test_a_loss_that_is_not_the_configured_one_stops_the_run(tmp_path, monkeypat
     monkeypatch.setattr(loop_module, "uniform_loss", lambda *args, **kwargs: 0.31)
     with pytest.raises(TomatError, match="ce_emd"):
         train(tiny(tmp_path))
+
+
+def test_rows_without_density_and_axes_that_no_device_has_are_refused(tmp_path):
+    with pytest.raises(TomatError, match="no row of the first batch has a density token among its first 9"):
+        train(tiny(tmp_path, "--data.seq_len", "9"))
+    with pytest.raises(TomatError, match="the first weights cannot be made as configured .*nowhere"):
+        train(tiny(tmp_path, "--run_name", "mesh", "--trainer.mesh.shared_mapping", "{heads: nowhere}"))
 
 
 def test_missing_runs_and_checkpoints_are_refused(unbroken, tmp_path):

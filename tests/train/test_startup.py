@@ -34,6 +34,19 @@ def test_a_recipe_for_a_slice_is_refused_elsewhere(found):
     refuse_other_devices(load_config("200m-v6e16"), V6E_16)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--trainer.mesh.axes", "{data: -1, replica: -1}"], "trainer.mesh .* does not fit 2 x cpu .*: Only one"),
+        (["--trainer.mesh.axes", "{data: 3}"], "trainer.mesh .* does not fit 2 x cpu on 1 host: .* product"),
+        (["--trainer.jax_config", "{jax_nope: 1}"], "trainer.jax_config sets jax_nope, which JAX .* does not have"),
+    ],
+)
+def test_devices_and_options_that_there_are_not_are_one_line(words, said):
+    with pytest.raises(TomatError, match=said):
+        connect(load_config("demo", words))
+
+
 def test_tensorboard_forgets_what_a_killed_process_wrote_beyond_its_checkpoint(tmp_path):
     found = startup.trackers(load_config("demo", ["--trackers.tensorboard", "true"]), tmp_path, 7)
     assert [one.purge_step for one in found if isinstance(one, TensorboardConfig)] == [7]

@@ -4,13 +4,17 @@ That each setting changes the step is shown in `test_every_key.py`.
 """
 
 import re
+from types import SimpleNamespace
+from typing import Any, cast
 
+import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from haliax.quantization import quantize_linear_layers
 from levanter.tracker import NoopConfig
 from memory_back import give_back
 from tiny_run import ONE_STEP
@@ -24,9 +28,10 @@ from tomat.model.environment import environment_tables
 from tomat.model.nearby_atoms import Room, filled, named_atoms, stacked_atoms
 from tomat.perf.plan.compile.lowering import lower_step, stand_in_table
 from tomat.train.loader import TokenExample
+from tomat.train.loop import count_parameters
 from tomat.train.restore import model_initialiser
 from tomat.train.settings.config import TrainConfig, load_config
-from tomat.train.step import build_trainer, with_state_dtype
+from tomat.train.step import build_trainer, check_quantised, with_state_dtype
 
 TINY = [
     *ONE_STEP, "--model.num_layers", "2", "--trainer.train_batch_size", "8", "--data.seq_len", "256",
@@ -114,6 +119,36 @@ def test_products_in_int8_train_split_parameters_as_whole_ones():
 def test_a_bad_batch_cannot_be_skipped_where_it_leaves_its_mark_in_the_scales_of_fp8():
     config = tiny("--trainer.quantization.fp8", "true", "--guards.on_bad_loss", "skip")
     with pytest.raises(TomatError, match="whose scales a bad batch changes"):
+        build_trainer(config, config.trainer_config(), stand_in_table(config))
+
+
+@pytest.mark.parametrize("targets", ["q_proj", "[q_prj, k_proj]", "[]"])
+def test_targets_that_name_no_layer_are_refused(targets):
+    """Without a word they gave the run that has no products in few bits."""
+
+    def check(targets: str) -> Any:
+        config = tiny("--trainer.quantization.fp8", "true", "--trainer.quantization.targets", targets)
+        quantization = config.trainer_config().quantization
+        assert quantization is not None
+        model = eqx.filter_eval_shape(
+            lambda: quantize_linear_layers(model_initialiser(config, jax.random.PRNGKey(0))(), quantization)
+        )
+        check_quantised(config, model)
+        return model
+
+    for right in ("[q_proj]", ".*q_proj"):
+        model = check(right)
+        plain = eqx.filter_eval_shape(model_initialiser(tiny(), jax.random.PRNGKey(0)))
+        counted = [count_parameters(cast(Any, SimpleNamespace(trainable_model=each))) for each in (model, plain)]
+        assert counted[0] == counted[1]  # the scales of fp8 are no parameters
+    with pytest.raises(TomatError, match="names no linear layer; expected a list of .*q_proj"):
+        check(targets)
+
+
+@pytest.mark.parametrize("word", ["--optimizer.warmup -3", "--optimizer.cycle_length 0"])
+def test_a_schedule_that_cannot_be_is_one_error(word):
+    config = tiny(*word.split())
+    with pytest.raises(TomatError, match="no optimizer can be built for trainer.num_train_steps"):
         build_trainer(config, config.trainer_config(), stand_in_table(config))
 
 

@@ -4,7 +4,7 @@ Attention kernels multiply whole tiles, and in the backward pass compute the sco
 computes layers again: a layer that keeps only its input runs forward once more, except for its last matrix
 multiplication, whose result the backward pass does not need and XLA leaves out (measured: 38 instead of 30 matrix
 multiplications for two scanned layers of nine, 47 with nested checkpointing). The products of an optimizer (Muon's) and
-of a decoder's network of the atoms around (`model.environment`, `model.field`) are not counted.
+of a decoder's `model.environment` or `model.field` are not counted.
 
 These FLOPs over the peak are the hardware FLOPs utilisation, HFU (Chowdhery et al. 2022, arXiv:2204.02311, section
 4.1).

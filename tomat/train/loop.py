@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import levanter.callbacks
 import levanter.tracker
 import numpy as np
+from haliax.quantization import partition_for_grad_overwrite
 from levanter.callbacks import ProgressEvent, progress_event_scope
 from levanter.metrics import unwrap_metrics
 from levanter.models.lm_model import LmHeadModel
@@ -117,13 +118,14 @@ class TrainingLoop:
             validation = shuffled_rows(config, datasets.validation, epochs=1)
             self._evaluate = self._clock.timed("eval_seconds", Evaluation(trainer, validation, folder, stop))
             trainer.add_hook(self._evaluate, every=config.trainer.steps_per_eval)
-        profiler = trainer.config.profiler
-        traced_steps = profiler.resolve_num_profile_steps(self._total_steps) if profiler.is_enabled else 0
-        if profiler.is_enabled and not traced_steps and jax.process_index() == 0:
-            began = f"trainer.profiler.start_step is {profiler.start_step}"
-            warn(f"no trace: {began}, and the run ends with step {self._total_steps}.")
+        profiler, place = trainer.config.profiler, folder.path / PROFILER_FOLDER
+        traced_steps = 0
+        if profiler.is_enabled and profiler.start_step > self._first_step:  # a trace begins after a step
+            traced_steps = profiler.resolve_num_profile_steps(self._total_steps)
+        if profiler.is_enabled and not traced_steps and jax.process_index() == 0 and not any(place.rglob("*.pb")):
+            steps = f"begins after step {self._first_step} and ends with step {self._total_steps}"
+            warn(f"no trace: trainer.profiler.start_step is {profiler.start_step}, and this process {steps}.")
         if traced_steps > 0:
-            place = folder.path / PROFILER_FOLDER
             hook: Any = profiler.build(str(place), run_id=config.run_name, num_steps=traced_steps)
 
             def traced(info: Any, force: bool = False) -> None:
@@ -237,6 +239,9 @@ class TrainingLoop:
         """Stop the run if its first loss is not what the configured loss gives for near-uniform logits."""
         config, measured = self._config, self._losses[0]
         environment, offset = environment_of(config.model), offset_of(self._datasets.codec)
+        if measured == 0:
+            said = f"no row of the first batch has a density token among its first {config.seq_len}"
+            raise TomatError(f"{said}, so that nothing can be learnt; set a larger data.seq_len, or leave it out.")
         if is_field(config.model):
             said = "a field model begins as the sum of atoms, and this is the error of that sum"
         elif isinstance(environment, EnvironmentConfig) and environment.prior_anchors:
@@ -282,7 +287,8 @@ def with_statistics(
 
 
 def count_parameters(state: TrainerState) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(state.trainable_model))
+    # Without the scales of fp8, which no optimizer changes.
+    return sum(leaf.size for leaf in jax.tree.leaves(partition_for_grad_overwrite(state.trainable_model)[1]))
 
 
 class Evaluation:

@@ -90,7 +90,10 @@ def initial_state(
             trainer.device_mesh,
         )
     except (ValueError, KeyError, FileNotFoundError) as error:
-        said = f"the checkpoint {loaded.path if loaded else ''} does not hold this model and optimizer ({error})"
+        if loaded is None:
+            said = f"the first weights cannot be made as configured ({error})"
+            raise TomatError(f"{said}; check model, trainer.quantization and trainer.mesh.") from error
+        said = f"the checkpoint {loaded.path} does not hold this model and optimizer ({error})"
         raise TomatError(f"{said}; use the run's own settings, or another run_name.") from error
 
 

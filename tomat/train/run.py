@@ -35,7 +35,7 @@ from tomat.train.runs.history import last_event, read_events, truncate_metrics
 from tomat.train.runs.run_log import Asked
 from tomat.train.settings.config import TrainConfig, config_hash
 from tomat.train.startup import forget_tracker, initialise, join, settle
-from tomat.train.step import Subject, build_trainer
+from tomat.train.step import Subject, build_trainer, check_quantised
 from tomat.train.tracking import end_wandb
 
 SUBJECT_EVENT = "subject"
@@ -125,6 +125,7 @@ def train(
             stages.begin("making the first weights" if start.source is None else f"restoring {start.source.path}")
             others = start.taken("weights"), start.taken("field")
             state = initial_state(config, trainer, start.source, *others, subject)
+            check_quantised(config, state.model)
             if is_field(config.model) and start.source is None and start.taken("weights") is None:
                 state = with_statistics(config, trainer, datasets, state, tables)
 

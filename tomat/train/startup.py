@@ -75,7 +75,15 @@ def settle(config: TrainConfig, beside: Mapping[str, object], stages: StartStage
     if config.trackers.tensorboard and importlib.util.find_spec("tensorboardX") is None:
         said = "trackers.tensorboard is set, but tensorboardX is not installed"
         raise TomatError(f"{said}: `{installs('tensorboard')}` installs it.")
-    config.check_batch(trainer_config.data_axis_size)
+    if unknown := [name for name in config.trainer.jax_config if not hasattr(jax.config, name)]:
+        said = f"trainer.jax_config sets {', '.join(unknown)}, which JAX {jax.__version__} does not have"
+        raise TomatError(f"{said}; look for the spelling in `jax.config.values`, or leave it out.")
+    try:
+        data_axis_size = trainer_config.data_axis_size
+    except ValueError as error:
+        said = f"trainer.mesh {dataclasses.asdict(config.trainer.mesh)} does not fit {found}: {error}".rstrip(".")
+        raise TomatError(f"{said}. The axes' product must be the devices of a slice; one may be -1.") from error
+    config.check_batch(data_axis_size)
     return trainer_config
 
 

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import haliax as hax
+import haliax.nn as hnn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from haliax import NamedArray
 from haliax.partitioning import ResourceMapping, pspec_for_axis
+from haliax.quantization import CustomGradientAccumulation
 from jaxtyping import PRNGKeyArray
 from levanter.metrics import Metric, ReductionType
 from levanter.models.lm_model import LmHeadModel
@@ -199,7 +201,12 @@ def build_trainer(
             "token a voxel, or leave model.environment out."
         )
     offset = environment and environment.offset_e_per_a3
-    optimizer = config.optimizer.build(trainer_config.num_train_steps)
+    steps = trainer_config.num_train_steps
+    try:
+        optimizer = config.optimizer.build(steps)
+    except (ValueError, ZeroDivisionError) as error:  # of Levanter's schedules
+        said = f"no optimizer can be built for trainer.num_train_steps {steps}: {error}".rstrip(".")
+        raise TomatError(f"{said}. Set optimizer's steps and shares (warmup, decay, cycles, ...) anew.") from error
     if config.optimizer_state_dtype is not None:
         optimizer = with_state_dtype(optimizer, config.optimizer_state_dtype)
     if field_of(config.model) is not None:
@@ -216,6 +223,23 @@ def build_trainer(
     loss = loss_function if subject is None else subject.loss_of(loss_function)
     # Levanter 0.2.227 types the loss with arguments that its trainer never passes.
     return Trainer(trainer_config, optimizer, cast(Any, loss), add_default_hooks=False)
+
+
+def check_quantised(config: TrainConfig, model: Any) -> None:
+    """Refuse `trainer.quantization.targets` by which no linear layer of `model` is in few bits: without a word it would
+    be trained as without them."""
+    targets = None if config.trainer.quantization is None else config.trainer.quantization.targets
+    if targets is None:
+        return
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=lambda leaf: isinstance(leaf, hnn.Linear))
+    layers = [(jax.tree_util.keystr(path[-1:], simple=True), leaf) for path, leaf in leaves]
+    layers = [(name, layer) for name, layer in layers if isinstance(layer, hnn.Linear)]
+    acting = {name for name, layer in layers if isinstance(layer.dot_general, CustomGradientAccumulation)}
+    missing = [] if isinstance(targets, str) else [name for name in targets if name not in acting]
+    if missing or not acting:
+        said = f"trainer.quantization.targets is {targets!r}, and {', '.join(missing) or 'it'} names no linear layer"
+        names = ", ".join(sorted({name for name, _ in layers}))
+        raise TomatError(f"{said}; expected a list of {names}, or a regular expression such as '.*q_proj'.")
 
 
 def without_field(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
+import draccus
 import pytest
 import yaml
+from draccus.utils import DecodingError
 from levanter.optim.config import LionConfig
 
 from tomat.base.errors import TomatError
@@ -104,6 +106,9 @@ REFUSED = [
     ("trainer.model_averaging {beta: 1}", "trainer.model_averaging.beta is 1"),
     ("trainer.checkpointer.save_interval soon", "cannot be read"),
     ("trainer.checkpointer.keep [{every: 1, until: null}, {every: 2, until: null}]", "cannot be read"),
+    ("trainer.checkpointer.keep [{every: 0}]", "trainer.checkpointer.keep has {'every': 0}; expected `every`"),
+    ("trainer.checkpointer.keep [{every: 3, untl: 5}]", "trainer.checkpointer.keep has {'every': 3, 'untl': 5}"),
+    ("trainer.checkpointer.keep [{until: 5}]", "trainer.checkpointer.keep has {'until': 5}"),
 ]
 MEANINGLESS = [
     "data.seq_len 100000", "run_name a/b", "trainer.mp f12", "dispatch_ahead 9", "pause.seconds 61", "pause.every 0",
@@ -144,6 +149,26 @@ def test_what_is_not_one_product_is_refused_with_products_that_keep_scales():
         words = ["--model.num_layers", "2", f"--model.{key}", value, "--trainer.quantization.fp8", "true"]
         with pytest.raises(TomatError, match=f"model.{key} is {value.title()} and trainer.quantization is set"):
             load_config(DEMO, words)
+
+
+def test_a_list_is_no_text():
+    """Names of layers were read as one regular expression, by which no layer was in few bits, none decayed."""
+    with pytest.raises(DecodingError, match="into a str"):
+        draccus.decode(str, ["q_proj"])
+    words = ["--trainer.quantization", "{fp8: true, targets: [q_proj]}", "--optimizer.weight_decay_modules", "[q_proj]"]
+    config = load_config(DEMO, words)
+    assert config.trainer.quantization is not None and config.trainer.quantization.targets == ["q_proj"]
+    assert config.optimizer.weight_decay_modules == ["q_proj"]
+    quantization = config.trainer_config().quantization
+    assert quantization is not None and quantization.targets == ["q_proj"]
+
+
+def test_layers_that_are_not_trained_are_not_in_fp8():
+    """A step gives them no scales back: the next loss was NaN."""
+    words = ["--model.field.channels", "4", "--trainer.quantization.fp8", "true"]
+    with pytest.raises(TomatError, match="layers that are not trained lose the scales"):
+        load_config(DEMO, words)
+    assert load_config(DEMO, [*words, "--trainer.quantization.targets", "[q_proj]"]).model.field is not None
 
 
 def test_an_encoder_whose_logits_are_not_its_hidden_states_times_a_matrix_is_refused():

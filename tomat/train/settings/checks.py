@@ -19,7 +19,7 @@ from levanter.trainer import TrainerConfig
 from tomat.base.config_keys import fields_below, meaning_of
 from tomat.base.documents import flatten, mapping, take_out
 from tomat.base.errors import TomatError
-from tomat.model.any_decoder import environment_of, int8_matmuls_of, is_field
+from tomat.model.any_decoder import environment_of, field_of, int8_matmuls_of, is_field
 from tomat.model.decoder import DensityDecoderConfig
 from tomat.train.runs.former_keys import FORMER
 from tomat.train.settings.schema import RunSchema
@@ -192,6 +192,13 @@ def _check_int8(model: LmConfig, trainer: TrainerSettings, distils: bool) -> Non
     ):
         if products is not None and is_set:
             raise TomatError(f"model.int8_matmuls is {products} and {other} is set, {why}; leave one of them out.")
+    quantised = trainer.quantization
+    if quantised is not None and quantised.fp8 and field_of(model) and not isinstance(quantised.targets, list):
+        raise TomatError(
+            "model.field is set and trainer.quantization.fp8 is true, and layers that are not trained lose the scales "
+            "that a step gives the others. Name the others, as in trainer.quantization.targets: [q_proj, k_proj, "
+            "v_proj, o_proj, gate_proj, up_proj, down_proj], or leave one of both out."
+        )
     names = ("value_mix", "fused_qkv", "fused_gate_up")
     found = [f"model.{name} is {value}" for name in names if (value := getattr(model, name, 0))]
     if found and trainer.quantization is not None:

@@ -124,6 +124,15 @@ class TrainConfig(RunSchema):
         return values
 
 
+@draccus.decode.register(str)
+def _text(value: Any, path: Sequence[str] = ()) -> str:
+    """A text, which no list is. draccus 0.11.6 keeps decoders by type, and the union of texts and lists of Levanter's
+    `load_checkpoint_path` equals that of lists and texts: by the order of imports, a list became its text."""
+    if isinstance(value, list | dict):
+        raise DecodingError(path, f"Couldn't parse '{value}' into a str")
+    return str(value)
+
+
 def _without_nulls_of_another(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """`optimizer` without nulls for fields of other types: overrides of the type unset a file's fields by null."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from tomat.base.config_keys import Meaning, default_of, fields_below, meaning_of, section_of
 from tomat.base.documents import flatten
 from tomat.model.decoder import DensityDecoderConfig
+from tomat.model.environment import FieldShape
 from tomat.train.runs.former_keys import former_key
 from tomat.train.settings.config import TrainConfig
 
@@ -72,6 +73,8 @@ def _declared(key: str) -> "tuple[Field[Any] | None, str]":
     cls: type | None = TrainConfig
     names, path, field = key.split("."), (), None
     while names and cls is not None:
+        if path == ("model",) and names[0] not in fields_below(cls):
+            cls = FieldShape
         if names[0] not in fields_below(cls):
             return None, key
         path = (*path, names.pop(0))
@@ -83,5 +86,6 @@ def _declared(key: str) -> "tuple[Field[Any] | None, str]":
 
 
 def _section(cls: type, path: tuple[str, ...]) -> type | None:
-    """The class of the section at `path`, which ends in a field of `cls`; all decoders' fields mean what tomat's do."""
+    """The class of the section at `path`, which ends in a field of `cls`; all decoders' fields mean what tomat's do.
+    Those that a field model alone has are the ones of `model.field`."""
     return DensityDecoderConfig if path == ("model",) else section_of(fields_below(cls)[path[-1]][1])

@@ -32,7 +32,7 @@ class QuantizationSettings:
     """Products of linear layers in few bits; each product keeps its own scales (Haliax)."""
 
     targets: list[str] | str | None = None
-    """Names of the layers, or a regular expression; None: all."""
+    """Names of the layers, or a regular expression that begins as their path does (`.*q_proj`); None: all."""
     amax_history_length: int = 1024
     """Steps whose largest values decide the scales of fp8."""
     fp8: bool = False
@@ -110,6 +110,11 @@ class CheckpointerSettings:
         if not self.keep_last_temporary_checkpoints >= 1:
             said = f"trainer.checkpointer.keep_last_temporary_checkpoints is {self.keep_last_temporary_checkpoints}"
             raise TomatError(f"{said}; expected at least 1, or a killed run has none to go on from.")
+        for each in self.keep or []:
+            every, until = each.get("every"), each.get("until")
+            if not each.keys() <= {"every", "until"} or every is None or min(every, 1 if until is None else until) < 1:
+                said = f"trainer.checkpointer.keep has {each}"
+                raise TomatError(f"{said}; expected `every` and, if there is a last step, `until`, each at least 1.")
 
 
 @dataclass(frozen=True)

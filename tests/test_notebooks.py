@@ -44,6 +44,6 @@ def test_it_runs(path, tmp_path, monkeypatch):
     for words in {
         "density": ("8.0000 valence electrons", "spread evenly: NMAE 106.3 %"),
         "plan": ("200m-v6e16-fast-plan on v6e-16", "MFU 50.9 %, expected in 42.6 to 60.8"),
-        "predict": ("step 8/8", "sum of atoms   NMAE   2.99 %", "After eight steps the model is"),
+        "predict": ("step 8/8", "sum of atoms   NMAE   3.00 %", "After eight steps the model is"),
     }[path.stem]:
         assert words in said, said

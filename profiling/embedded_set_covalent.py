@@ -7,6 +7,7 @@ compounds is here, in any structure and in no ordered alloy.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from embedded_set_cells import Compound, Site
@@ -22,11 +23,7 @@ from pymatgen.core import Lattice, Structure
 
 GROUP = "covalent-crystals"
 
-
-def _crystal(
-    formula: str, structure: str, lattice: np.ndarray, sites: dict[str, list[Site]], reach_a: float
-) -> Compound:
-    return crystal(formula, structure, lattice, sites, reach_a, group=GROUP)
+_crystal = partial(crystal, group=GROUP)
 
 
 def _of_group(

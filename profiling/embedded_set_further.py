@@ -45,11 +45,11 @@ def crystal(
     formula: str, structure: str, lattice: np.ndarray, sites: dict[str, list[Site]], reach_a: float,
     variants: Variants = ("ideal",), group: str = GROUP, split: str = "train", smearing_hartree: float | None = None,
 ) -> Compound:  # fmt: skip
-    """A compound from its sites, on a mesh of the given reach. A small gap gets a smearing and a dense mesh."""
+    """A compound from its sites and a mesh of this reach. Without a smearing, small gaps get one and a dense mesh."""
     if smearing_hartree is None:
         smearing_hartree = SMALL_GAP_SMEARING_HARTREE if formula in SMALL_GAPS else 0.0
         # With 15 A, Na3Sb was 1.3 % off, Na3As 0.7, Mg3Sb2 0.5, SnSe2 and Li3Bi 0.3.
-        reach_a = SEMICONDUCTOR_REACH_A if formula in SMALL_GAPS else reach_a
+        reach_a = max(reach_a, SEMICONDUCTOR_REACH_A) if formula in SMALL_GAPS else reach_a
     atoms: Atoms = tuple((symbol, site) for symbol, places in sites.items() for site in places)
     mesh, shift = gamma_mesh(lattice, reach_a)
     return Compound(formula, structure, lattice, atoms, mesh, shift, variants, split, group, smearing_hartree)

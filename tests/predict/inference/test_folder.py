@@ -118,6 +118,15 @@ def test_the_spread_over_samples_lies_beside_the_density(places, settings):
     assert not list(settings.output.glob("*.spread.cube"))
 
 
+def test_a_density_is_never_written_where_the_spread_of_another_belongs(places, settings):
+    skewed().to(filename=f"{places[0]}/good.spread.cif")
+    files, _ = find_structures(places)
+    with pytest.raises(TomatError, match=r"good\.spread\.cif would be written where .* of .*good\.cif belongs; rename"):
+        predict_structures(PREDICTOR, files, replace(settings, form="cube"))
+    assert not settings.output.exists()
+    assert len(predict_structures(PREDICTOR, files, settings).failed) == 3
+
+
 def test_augmentation_occupancies_of_moved_atoms_are_flagged(tmp_path, places, settings):
     files = [file for file in find_structures(places)[0] if file.name != "chlorine"]
     moved = skewed()

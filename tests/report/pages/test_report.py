@@ -84,6 +84,17 @@ def test_hand_written_text_survives_and_its_verdict_is_indexed(tmp_path, step):
     assert "| Faster by half. |" in index
 
 
+def test_a_page_written_again_keeps_its_commit_and_date_unless_the_configuration_changed(tmp_path, step):
+    run, docs = run_folder(tmp_path), tmp_path / "docs"
+    write_run_page(run, docs, step, MFU, commit="abc123", date="2026-01-02", config_hash="0123")
+    write_run_page(run, docs, step, MFU, date="2026-01-03")
+    found = read_record(docs, "r1")
+    assert (found["commit"], found["date"], found["config_hash"]) == ("abc123", "2026-01-03", "0123")
+    write_run_page(run_folder(tmp_path / "again", trainer={"train_batch_size": 16}), docs, step, MFU)
+    found = read_record(docs, "r1")
+    assert (found["commit"], found["date"], found["config_hash"]) == ("", "", "")
+
+
 def test_the_setup_is_a_diff_against_the_baseline(tmp_path, step):
     docs = tmp_path / "docs"
     write_run_page(run_folder(tmp_path), docs, step, MFU)

@@ -116,6 +116,8 @@ MEANINGLESS = [
     "trainer.per_device_parallelism 0", "trainer.checkpointer.keep_last_temporary_checkpoints 0",
     "evaluation.materials -1", "evaluation.patches_per_material -1",
     "optimizer.learning_rate .nan", "optimizer.learning_rate .inf", "optimizer.learning_rate -1e-3",
+    "optimizer.weight_decay -0.1", "optimizer.max_grad_norm -1",
+    "trainer.quantization {fp8: true, amax_history_length: 0}",
     "optimizer.weight_decay .nan", "optimizer.lr_schedule wavy", "guards.hang_seconds .inf", "guards.hang_seconds -1",
     "guards.spike_factor .nan", "guards.spike_window 129", "guards.max_skips -1", "preemption.grace_seconds 0",
     "preemption.poll_seconds -1", "model.rope.theta -.inf", "model.layer_norm_epsilon .nan",

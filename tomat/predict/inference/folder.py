@@ -154,6 +154,11 @@ def predict_structures(
         from tomat.data.density.chgcar import read_augmentation
 
         augmentation = read_augmentation(settings.augmentation_from, settings.rules)
+    spreads = {f"{file.name}{SPREAD_SUFFIX}": file for file in files}
+    for file in files:
+        if (other := spreads.get(f"{file.name}{FORMATS[settings.form]}")) is not None:
+            both = f"{file.path} would be written where the standard deviation over samples of {other.path} belongs"
+            raise TomatError(f"{both}; rename one, or give each its own --output.")
     lines: dict[int, Line] = {}
     skipped: list[str] = []
     ignored: dict[str, str] = {}

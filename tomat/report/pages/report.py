@@ -67,7 +67,8 @@ def write_run_page(
 
     `config.yaml` in the run's folder is the setup, which a plan or a foreign trace may lack. `mfu_report` comes from
     `step_report` or `run_report` (`hardware/mfu.py`). `baseline` is a run in `docs_dir` to diff the configuration
-    against. `kind` is one of `KINDS`. Without `run_name` the run has the name of its folder.
+    against. `kind` is one of `KINDS`. Without `run_name` the run has the name of its folder. A commit, date or
+    `config_hash` that is not given stays what the page on record says, if that is of the same configuration.
     """
     name = run_name or Path(run_dir).name
     if not RUN_NAME.match(name):
@@ -76,6 +77,11 @@ def write_run_page(
     settings = flatten(read_yaml(config_file, "train")) if config_file.exists() else {}
     base = read_record(docs_dir, baseline) if baseline else None
     mfu, index = mfu_report or {}, docs_dir / INDEX_FILE
+    made_by = {"commit": commit, "date": date, "config_hash": config_hash}
+    if not all(made_by.values()) and (docs_dir / DATA_DIR / f"{name}.json").exists():
+        before = read_record(docs_dir, name)
+        if before["config"] == settings:
+            made_by = {key: given or before.get(key) or "" for key, given in made_by.items()}
     record: dict[str, Any] = {"record_format": RECORD_FORMAT, "run": name, "kind": kind}
     if kind == "measured":  # the slice that was asked for may differ from the one that ran
         record |= {key: mfu.get(key) for key in ("slice", "devices_that_ran")} | {"asked_slice": settings.get("slice")}
@@ -83,9 +89,7 @@ def write_run_page(
         record["slice"] = mfu.get("slice") or settings.get("slice")
     largest = max(breakdown.categories, key=lambda r: r.seconds, default=None) if breakdown else None
     record |= {
-        "commit": commit,
-        "date": date,
-        "config_hash": config_hash,
+        **made_by,
         "model": settings.get("preset"),
         "batch_sequences": mfu.get("batch_sequences") or settings.get("trainer.train_batch_size"),
         "sequence_tokens": mfu.get("sequence_tokens") or settings.get("data.seq_len"),

@@ -164,7 +164,8 @@ def _check_optimizer(optimizer: OptimizerConfig) -> None:
     if kind in OPTIMIZERS_THAT_CANNOT_RUN:
         raise TomatError(f"optimizer.type is '{kind}', which cannot run: {OPTIMIZERS_THAT_CANNOT_RUN[kind]}.")
     for name, value in vars(optimizer).items():
-        if (name in ("learning_rate", "lr") or name.endswith("_lr")) and value is not None and value < 0:
+        amount = name in ("learning_rate", "lr", "weight_decay", "max_grad_norm") or name.endswith("_lr")
+        if amount and value is not None and value < 0:
             raise TomatError(f"optimizer.{name} is {value}; expected 0 or more.")
     schedule, known = optimizer.lr_schedule, LrSchedule.get_known_choices()
     if isinstance(schedule, str) and schedule not in known:

@@ -44,6 +44,7 @@ class QuantizationSettings:
         if self.fp8 == self.int8:
             both = f"trainer.quantization.fp8 and trainer.quantization.int8 are both {str(self.fp8).lower()}"
             raise TomatError(f"{both}; set one, or trainer.quantization: null for unquantised products.")
+        check_range("trainer.quantization.", self, amax_history_length=1)
 
 
 @dataclass(frozen=True)

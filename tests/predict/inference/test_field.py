@@ -6,11 +6,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from fitted_codec import fitted_codec
+from pymatgen.core import Lattice, Structure
 from small_field import BASIS, CELL, CONFIG, PROMOLECULE, TABLES, learnt, row_of
 
 from tomat.data.density.crystal import Crystal
 from tomat.predict.inference import field
-from tomat.predict.inference.field import cell_density
+from tomat.predict.inference.field import cell_density, first_equals
 from tomat.predict.inference.predictor import RunPredictor
 from tomat.predict.inference.trained import LoadedRun
 from tomat.train.settings.config import load_config
@@ -41,6 +42,45 @@ def test_boxes_give_what_the_model_gives_at_each_voxel(run):
     assert spread is not None
     np.testing.assert_allclose(spread.ravel()[voxels], expected.std(axis=0, ddof=1), rtol=2e-3, atol=1e-6)
     assert found.min() > 0 and told[-1] == (81, 81)
+
+
+ROCK_SALT = Structure.from_spacegroup("Fm-3m", Lattice.cubic(4.2), ["Mg", "O"], [[0, 0, 0], [0.5, 0.5, 0.5]])
+WURTZITE = Structure.from_spacegroup(
+    "P6_3mc", Lattice.hexagonal(3.1, 5.0), ["Mg", "O"], [[1 / 3, 2 / 3, 0.1], [1 / 3, 2 / 3, 0.48]]
+)
+DIAMOND = Structure.from_spacegroup("Fd-3m", Lattice.cubic(5.4), ["O"], [[0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("structure", "grid_shape", "times"),
+    [
+        (ROCK_SALT, (24, 24, 24), 60), (ROCK_SALT, (24, 24, 15), 8), (ROCK_SALT * (2, 1, 1), (32, 16, 16), 60),
+        (WURTZITE, (12, 12, 20), 6), (WURTZITE, (10, 15, 20), 2), (DIAMOND, (24, 24, 24), 60), (DIAMOND, (9, 9, 9), 4),
+    ],
+)  # fmt: skip
+def test_voxels_that_a_symmetry_makes_equal_have_one_sum_of_atoms(structure, grid_shape, times):
+    crystal = Crystal(structure.lattice.matrix, np.array(structure.atomic_numbers), structure.frac_coords)
+    first = first_equals(crystal, grid_shape)
+    rho = PROMOLECULE.density(crystal, grid_shape).ravel()
+    np.testing.assert_allclose(rho[first], rho, rtol=1e-4, atol=1e-6)
+    assert np.array_equal(first[first], first) and first.size >= times * np.unique(first).size
+
+
+def test_of_voxels_that_a_symmetry_makes_equal_one_is_computed(run, monkeypatch):
+    crystal = Crystal(WURTZITE.lattice.matrix, np.array(WURTZITE.atomic_numbers), WURTZITE.frac_coords)
+    told: list[int] = []
+    found = cell_density(run, crystal, (12, 12, 20), lambda done, total: told.append(total))
+    monkeypatch.setattr(field, "SYMMETRY_ATOMS", 0)
+    each = cell_density(run, crystal, (12, 12, 20), lambda done, total: told.append(total))
+    for one, other in zip(found, each, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-5)
+    assert told[-1] == 90 and told[0] < 45
+
+
+def test_atoms_that_nearly_have_a_symmetry_have_none():
+    coords = ROCK_SALT.frac_coords + np.random.default_rng(0).normal(0, 1e-4, (8, 3))
+    crystal = Crystal(ROCK_SALT.lattice.matrix, np.array(ROCK_SALT.atomic_numbers), coords)
+    assert np.array_equal(first_equals(crystal, (8, 8, 8)), np.arange(512))
 
 
 def test_the_batch_changes_nothing(run, monkeypatch):

@@ -1,4 +1,7 @@
-"""Whole cells by a field model: boxes of voxels, each with the atoms near it. Memory and time are linear in voxels."""
+"""Whole cells by a field model: boxes of voxels, each with the atoms near it. Memory and time are linear in voxels.
+
+Of voxels that a symmetry of the crystal makes equal one is computed, since the model gives the same for all of them.
+"""
 
 from math import prod
 from typing import cast
@@ -10,6 +13,8 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 from haliax.partitioning import ResourceMapping
+from pymatgen.core import Structure
+from pymatgen.symmetry.analyzer import SpacegroupAnalyzer, SymmetryUndeterminedError
 from scipy.spatial import KDTree
 
 from tomat.data.density.crystal import Crystal
@@ -25,6 +30,12 @@ BOXES = 128
 """Boxes on a device at a time: 4,096 voxels."""
 ROOM_STEP = 32
 """The arrays of atoms near a box are padded to a multiple of this, so that cells share compiled programs."""
+SYMMETRY_TOLERANCE_A = 1e-5
+"""How far apart a symmetry may leave atoms: spglib's default. Atoms moved by as much change a density by 0.002 %."""
+SYMMETRY_ATOMS = 1000
+"""No symmetry is looked for in cells of more atoms: spglib takes 0.4 s for 500, 7 s for 2,000, minutes for 8,000."""
+IMAGES = 2**20
+"""Images of voxels that are found at a time: 24 MB."""
 
 
 def cell_density(
@@ -34,7 +45,8 @@ def cell_density(
     deviation over the members of its ensemble, None for a single member."""
     config, tables = cast(FieldConfig, run.config.model), cast(EnvironmentTables, run.tables)
     trainer = run.config.trainer_config()
-    boxes = Boxes(crystal, grid_shape, config.basis.cutoff_a)
+    first = first_equals(crystal, grid_shape)
+    boxes = Boxes(crystal, grid_shape, config.basis.cutoff_a, first)
     both = np.empty((2, prod(grid_shape)), np.float32)
     with trainer.use_device_mesh():
         model = hax.shard(run.model, trainer.parameter_axis_mapping)
@@ -46,8 +58,34 @@ def cell_density(
                 values[voxels[voxels >= 0]] = np.asarray(each).reshape(voxels.shape)[voxels >= 0]
             if on_patches is not None:
                 on_patches(min(start + len(voxels), len(boxes)), len(boxes))
-    rho, deviations = both.reshape(2, *grid_shape)
+    rho, deviations = both[:, first].reshape(2, *grid_shape)
     return rho, deviations if config.members > 1 else None
+
+
+def first_equals(crystal: Crystal, grid_shape: tuple[int, int, int]) -> np.ndarray:
+    """For each voxel the first one that a symmetry of the crystal makes equal to it: flat indices `[nx * ny * nz]`.
+    Symmetries that do not take voxels to voxels are left out."""
+    if len(crystal.atomic_numbers) > SYMMETRY_ATOMS:
+        return np.arange(prod(grid_shape))
+    structure = Structure(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords)
+    try:
+        found = SpacegroupAnalyzer(structure, SYMMETRY_TOLERANCE_A, angle_tolerance=-1).get_symmetry_operations()
+    except SymmetryUndeterminedError:  # atoms that coincide, which a prediction may be told to accept
+        return np.arange(prod(grid_shape))
+    shape = np.array(grid_shape)
+    turns = np.array([one.rotation_matrix for one in found]) * shape[:, None] / shape
+    shifts = np.array([one.translation_vector for one in found]) * shape
+    whole = (abs(turns - turns.round()) < 1e-6).all(axis=(1, 2)) & (abs(shifts - shifts.round()) < 1e-3).all(axis=1)
+    turns, shifts = turns[whole].round(), shifts[whole].round()
+    first = np.full(prod(grid_shape), prod(grid_shape))
+    left = np.arange(len(first))
+    while len(left):
+        asked, left = np.split(left, [max(1, IMAGES // len(turns))])
+        images = turns @ np.array(np.unravel_index(asked, grid_shape)) + shifts[:, :, None]
+        flat = np.ravel_multi_index(tuple(images.astype(int).swapaxes(0, 1)), grid_shape, mode="wrap")
+        np.minimum.at(first, flat.ravel(), np.broadcast_to(asked, flat.shape).ravel())
+        left = left[first[left] == len(first)]
+    return first
 
 
 @eqx.filter_jit
@@ -67,9 +105,12 @@ def densities_of_boxes(
 
 
 class Boxes:
-    """Boxes of nearly equal sides that tile the grid of a cell, and the atoms near each."""
+    """Boxes of nearly equal sides that tile the grid of a cell, and the atoms near each. `wanted`, flat indices: only
+    the boxes with these voxels."""
 
-    def __init__(self, crystal: Crystal, grid_shape: tuple[int, int, int], reach_a: float) -> None:
+    def __init__(
+        self, crystal: Crystal, grid_shape: tuple[int, int, int], reach_a: float, wanted: np.ndarray | None = None
+    ) -> None:
         self.crystal, self.grid_shape, self.reach_a = crystal, grid_shape, reach_a
         sides = [np.array_split(np.arange(side), -(-side // most)) for side, most in zip(grid_shape, BOX, strict=True)]
         self._sides = [
@@ -79,12 +120,18 @@ class Boxes:
             np.array([np.arange(most) < len(each) for each in part]) for part, most in zip(sides, BOX, strict=True)
         ]
         self._shape = tuple(map(len, sides))
+        self._boxes = np.arange(prod(self._shape))
+        if wanted is not None:
+            box = [np.repeat(np.arange(len(parts)), [*map(len, parts)]) for parts in sides]
+            places = np.unravel_index(np.unique(wanted), grid_shape)
+            at = tuple(each[place] for each, place in zip(box, places, strict=True))
+            self._boxes = np.unique(np.ravel_multi_index(at, self._shape))
         self.numbers, self.positions = atoms_of_cell(crystal, reach_a)
         self._tree = KDTree(self.positions)
         self._elements = len(np.unique(self.numbers))
 
     def __len__(self) -> int:
-        return prod(self._shape)
+        return len(self._boxes)
 
     def room(self) -> Room:
         """The room for the atoms near the box that has most of them."""
@@ -95,7 +142,7 @@ class Boxes:
         """`BOXES` boxes for each device, from box `start` on; the last box is repeated where there are no more. Returns
         their voxels, int [box, voxel], as flat indices (-1 for repeated ones), and the arrays of `ScatteredAtoms`."""
         asked = start + np.arange(BOXES * devices)
-        index = np.unravel_index(np.minimum(asked, len(self) - 1), self._shape)
+        index = np.unravel_index(self._boxes[np.minimum(asked, len(self) - 1)], self._shape)
         x, y, z = (each[i] for each, i in zip(self._sides, index, strict=True))
         voxels = (x[:, :, None, None] * self.grid_shape[1] + y[:, None, :, None]) * self.grid_shape[2] + z[
             :, None, None

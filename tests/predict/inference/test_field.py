@@ -77,10 +77,11 @@ def test_of_voxels_that_a_symmetry_makes_equal_one_is_computed(run, monkeypatch)
     assert told[-1] == 90 and told[0] < 45
 
 
-def test_atoms_that_nearly_have_a_symmetry_have_none():
-    coords = ROCK_SALT.frac_coords + np.random.default_rng(0).normal(0, 1e-4, (8, 3))
-    crystal = Crystal(ROCK_SALT.lattice.matrix, np.array(ROCK_SALT.atomic_numbers), coords)
-    assert np.array_equal(first_equals(crystal, (8, 8, 8)), np.arange(512))
+def test_atoms_that_nearly_have_a_symmetry_or_coincide_have_none():
+    near = ROCK_SALT.frac_coords + np.random.default_rng(0).normal(0, 1e-4, (8, 3))
+    for coords, numbers in ((near, ROCK_SALT.atomic_numbers), (np.zeros((8, 3)), [8] * 8)):
+        crystal = Crystal(ROCK_SALT.lattice.matrix, np.array(numbers), coords)
+        assert np.array_equal(first_equals(crystal, (8, 8, 8)), np.arange(512))
 
 
 def test_the_batch_changes_nothing(run, monkeypatch):

@@ -31,15 +31,12 @@ from tomat.train.origins import Continuation, Start, plan_start
 from tomat.train.preemption import StopRequest
 from tomat.train.restore import initial_state
 from tomat.train.runs.devices import asked_but_not_found, devices_details
-from tomat.train.runs.history import last_event, read_events, truncate_metrics
+from tomat.train.runs.history import SUBJECT_EVENT, last_event, read_events, truncate_metrics
 from tomat.train.runs.run_log import Asked
 from tomat.train.settings.config import TrainConfig, config_hash
 from tomat.train.startup import forget_tracker, initialise, join, settle
 from tomat.train.step import Subject, build_trainer, check_quantised
 from tomat.train.tracking import end_wandb
-
-SUBJECT_EVENT = "subject"
-"""The event of the run's history that says what is trained, by content."""
 
 
 def train(
@@ -132,7 +129,8 @@ def train(
             # The start is recorded only now: a resume that fails leaves the run as it was.
             if first:
                 start = _record(start, datasets, guards, folder)
-                if subject is not None and last_event(read_events(folder.path), SUBJECT_EVENT) is None:
+                begun = None if start.first_step == 0 else last_event(read_events(folder.path), SUBJECT_EVENT)
+                if subject is not None and begun is None:
                     folder.record(SUBJECT_EVENT, start.first_step, **subject.record)
             stop.step = int(state.step)
             if first and stop.step < config.trainer.num_train_steps:

@@ -111,6 +111,19 @@ def test_another_begin_is_refused_when_it_goes_on(runs, capsys):
     history.write_text(before)
 
 
+def test_it_is_not_written_with_scales_of_another_begin(runs, tmp_path, capsys):
+    """Those are read from the folder: with another one the numbers that were trained would mean something else."""
+    history = runs / "student" / "history.jsonl"
+    before = history.read_text()
+    begun = next(event for event in read_events(runs / "student") if event["event"] == "subject")
+    history.write_text(before.replace(begun["quantised_sha256"], "0" * 64))
+    assert main(["export", "--run", str(runs / "student"), "--output", str(tmp_path / "out")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "began with quantised_sha256 0000" in said and "Put back the folder" in said
+    assert not (tmp_path / "out").exists()
+    history.write_text(before)
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

@@ -29,6 +29,7 @@ from tomat.predict.weights.record import WEIGHTS_FILE, is_weights_folder
 from tomat.train.datasets import Datasets
 from tomat.train.loader import TokenExample
 from tomat.train.runs.checkpoints import find_checkpoint
+from tomat.train.runs.history import SUBJECT_EVENT, last_event, read_events
 from tomat.train.settings.config import TrainConfig, recorded_config
 from tomat.train.settings.schema import DistillationConfig
 from tomat.train.step import DensityLossFunction, Subject, mean_metrics
@@ -108,9 +109,14 @@ def open_subject(config: TrainConfig, datasets: Datasets) -> Subject:
         "teacher_step": teacher.step,
         "teacher_weights_sha256": teacher_sha256,
         "quantised": settings.quantised,
-        "quantised_sha256": hashlib.sha256((Path(settings.quantised) / WEIGHTS_FILE).read_bytes()).hexdigest(),
+        "quantised_sha256": _quantised_sha256(settings),
     }
     return Subject(model, flags, partial(DistillationLoss, config, settings), record)
+
+
+def _quantised_sha256(settings: DistillationConfig) -> str:
+    """Hash of the record of the student's folder, which has the hashes of its files."""
+    return hashlib.sha256((Path(settings.quantised) / WEIGHTS_FILE).read_bytes()).hexdigest()
 
 
 def read_student(config: TrainConfig) -> StoredWeights:
@@ -162,6 +168,11 @@ def write_distilled(
     begun_with = read_student(config)
     place = config.run_dir if is_remote(config.output_dir) else str(run_dir)
     found = find_checkpoint(place, step, config.temporary_checkpoints)
+    # The checkpoint has only what was trained: scales and whole arrays are those of the folder.
+    begun, now = last_event(read_events(place), SUBJECT_EVENT), _quantised_sha256(settings)
+    if begun is not None and (before := begun.get("quantised_sha256", now)) != now:
+        said = f"{run_dir} began with quantised_sha256 {before}, and {settings.quantised} has {now} now"
+        raise TomatError(f"{said}: the result would be another model. Put back the folder that it began with.")
     student = TrainedArrays.of(begun_with.stored, {}, lambda name: is_trained(settings, name, begun_with))
     trained, rest = eqx.partition(student, student.trainable(settings.train == "all", begun_with.quantised))
     trainer = config.trainer_config()

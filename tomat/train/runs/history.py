@@ -27,6 +27,8 @@ MAX_STEP = 10**9
 """Largest step of a run: 30 years of one step a second. A larger number is damage."""
 
 DATA_EVENT = "data"
+SUBJECT_EVENT = "subject"
+"""The event that says what is trained in place of a model, by content."""
 
 Contents = dict[str, str | None]
 """Content hash by key of the configuration, `data.train` and `data.validation`; None where there is no such set."""

@@ -108,14 +108,16 @@ def _run_eval(args: argparse.Namespace) -> int:
     from tomat.predict.evaluation.teacher_forced import TeacherForcedConfig, evaluator_of
     from tomat.predict.inference.interface import Choice
     from tomat.predict.inference.predictor import RunPredictor
-    from tomat.predict.inference.trained import load_trained
+    from tomat.predict.inference.trained import load_weights_found
+    from tomat.predict.weights.record import find_weights
 
     chosen = {"choice": Choice("sampled" if drawn else "median", **drawn)}
     own = {"autoregressive": {**chosen, **cache}, "speculative": chosen}
     flags = ("patches_per_material", "whole_cell", "seed", "batch_size")
     config = TeacherForcedConfig(**{flag: getattr(args, flag) for flag in flags})
-    run = load_trained(args.run_dir, args.step, packed=True)
-    names, load, materials_from = _materials(args, run.config)
+    weights = find_weights(args.run_dir, args.step)
+    run = load_weights_found(weights, packed=True)
+    names, load, materials_from, files = _materials(args, run.config)
     settings = run.settings(materials_from)
     groups = groups_of(names) if load is load_demo else None
     if is_field(run.config.model):
@@ -129,7 +131,8 @@ def _run_eval(args: argparse.Namespace) -> int:
         return 0
     predictors = {decoder: RunPredictor(run, decoder=decoder, **own.get(decoder, {})) for decoder in decoders}
     with evaluator_of(run, config) as (evaluator, model):
-        result = evaluate_with_bar(evaluator, model, names, load, settings, args.json)
+        of = {"weights_sha256": weights.sha256, "files_sha256": files_sha256(files)}
+        result = evaluate_with_bar(evaluator, model, names, load, settings, args.json, of)
         show(result.table(MOST_SHOWN), result.summary())
         if earlier is not None:
             found = result.compare(earlier)
@@ -191,22 +194,23 @@ def _write(path: Path | None, figures: dict[str, Any]) -> None:
 
 def _materials(
     args: argparse.Namespace, config: "TrainConfig"
-) -> "tuple[Sequence[str], Callable[[str], DensityGrid], str]":
-    """Names of the materials, how to load one, and where they come from in words."""
+) -> "tuple[Sequence[str], Callable[[str], DensityGrid], str, Sequence[str]]":
+    """Names of the materials, how to load one, where they come from in words, and the files of --input."""
     if args.input is not None:
         if args.groups is not None:
             raise TomatError("--groups is for the embedded densities; leave it out with --input.")
         from tomat.data.tokens.pipeline.sources import path_inputs
 
         inputs = path_inputs(args.input, rules_of(args.species, args.accept))
-        return list(inputs.material_ids), inputs.get_grid, counted(len(inputs.material_ids), "input")
+        files = [each.location for each in inputs.materials.values()]
+        return list(inputs.material_ids), inputs.get_grid, counted(len(files), "input"), files
     of_folder = args.split is None and args.groups is None and config.data.source == "folder"
     refuse_rules(args.species, args.accept, "what the run held out" if of_folder else "the embedded densities")
     if of_folder:
         from tomat.app.workflow.held_out import held_out_of_run
 
         held = held_out_of_run(config, args.run_dir)
-        return held.names, held.load, held.words[0]
+        return held.names, held.load, held.words[0], ()
     if args.split is None and args.groups is None and config.data.source != "embedded":
         what = f"{args.run_dir} was trained on a shard set, which holds densities only as tokens"
         raise TomatError(f"{what}; name held-out densities with --input, or give --split validation.")
@@ -214,7 +218,21 @@ def _materials(
 
     split, groups = args.split or "validation", args.groups or [CRYSTALS]
     words = " ".join(["embedded", split, *(args.groups or ())])
-    return [material.material_id for material in demo_materials(split, groups)], load_demo, words
+    return [material.material_id for material in demo_materials(split, groups)], load_demo, words, ()
+
+
+def files_sha256(files: "Sequence[str]") -> str:
+    """Hash of where files lie, how large they are and when they were written; of a URL, only where it is."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for path in files:
+        words = [path]
+        if "://" not in path:
+            state = os.stat(path)
+            words = [os.path.abspath(path), str(state.st_size), str(state.st_mtime_ns)]
+        digest.update("\0".join([*words, ""]).encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 def read_report(path: Path) -> "TeacherForcedResult":

@@ -8,6 +8,7 @@ import pytest
 from json_keys import assert_keys_of_before
 
 from tomat.app.cli import main
+from tomat.app.eval_verbs import files_sha256
 from tomat.base.layout import PACKAGED_MODEL
 from tomat.data.density.zarr_store import write_zarr
 from tomat.predict.evaluation.result import LABEL, TeacherForcedResult
@@ -60,6 +61,19 @@ def test_a_stopped_evaluation_goes_on_where_it_was_and_is_compared_and_drawn(run
     assert resumed.materials[0].teacher_forced_nmae_mean == 0.125
     assert resumed.materials[1] == TeacherForcedResult.from_dict(whole, "whole").materials[1]
     assert picture.read_bytes().startswith(b"\x89PNG") and {*tmp_path.iterdir()} == {target, picture}
+
+
+def test_files_of_one_name_elsewhere_or_written_since_are_others(tmp_path):
+    """Else the kept materials of a stopped evaluation would stand for other densities."""
+    places = [tmp_path / folder / "CHGCAR" for folder in "ab"]
+    for place in places:
+        place.parent.mkdir()
+        place.write_text("1")
+    first, other = (files_sha256([str(place)]) for place in places)
+    assert first != other and files_sha256([str(places[0])]) == first
+    places[0].write_text("12")
+    assert files_sha256([str(places[0])]) != first
+    assert files_sha256(["gs://a/x.zarr"]) != files_sha256(["gs://b/x.zarr"])
 
 
 def test_what_a_field_model_has_no_use_for_is_refused(inputs, capsys):

@@ -89,6 +89,16 @@ def test_partial_results_survive_a_kill_and_no_damage(result, tmp_path):
     assert path.read_text() == damaged
 
 
+@pytest.mark.parametrize("other", ["weights_sha256", "files_sha256"])
+def test_partial_results_are_not_those_of_other_weights_or_files(result, tmp_path, other):
+    path, of = tmp_path / "eval.json.partial", {"weights_sha256": "1", "files_sha256": "2"}
+    PartialResults(path, SETTINGS).add(result.materials[0])
+    # An older file has no hashes, and goes on.
+    for _ in range(2):
+        assert list(PartialResults(path, SETTINGS, of).done.values()) == [result.materials[0]]
+    assert PartialResults(path, SETTINGS, {**of, other: "3"}).done == {}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -127,13 +127,15 @@ def evaluate_with_bar(
     load: "Callable[[str], DensityGrid]",
     settings: Mapping[str, Any],
     report: Path | None = None,
+    of: Mapping[str, str | None] | None = None,
 ) -> "TeacherForcedResult":
-    """Evaluate under a progress bar. If there will be a report, finished materials are kept in a file beside it."""
+    """Evaluate under a progress bar. If there will be a report, finished materials are kept in a file beside it. `of`:
+    hashes of weights and densities, without which those of an earlier start are not taken."""
     from tomat.predict.evaluation.result import PartialResults
 
     partial = None
     if report is not None:
-        partial = PartialResults(partial_path(report), {**settings, **evaluator.sampling(model)})
+        partial = PartialResults(partial_path(report), {**settings, **evaluator.sampling(model)}, of)
     done = partial.done if partial is not None else {}
     with progress() as bar:
         materials = bar.add_task("materials", total=len(names), completed=sum(name in done for name in names))

@@ -162,17 +162,20 @@ class TeacherForcedResult(Evaluation):
 
 class PartialResults:
     """The finished materials of an evaluation, so that a stopped one continues where it was. The file holds JSON lines:
-    first the settings, then one material a line. A file with other settings is started afresh."""
+    first the settings, then one material a line. A file with other settings is started afresh, and so is one of other
+    hashes: `of` has those of what the settings only name, such as weights and densities. An older file has none."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any], of: Mapping[str, str | None] | None = None) -> None:
         self.path = path
-        header = json.dumps({"settings": dict(settings)}, sort_keys=True)
+        older = header = json.dumps({"settings": dict(settings)}, sort_keys=True)
+        if of:
+            header = json.dumps({"of": dict(of), "settings": dict(settings)}, sort_keys=True)
         self.done: dict[str, MaterialResult] = {}
         """Finished materials of the same settings, by id."""
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         remedy = "Delete the file; its materials are then evaluated again."
         first, *rows = text.split("\n")
-        for place, row in enumerate(rows[:-1] if first == header else (), start=2):
+        for place, row in enumerate(rows[:-1] if first in (header, older) else (), start=2):
             result = typed_text(row, MaterialResult, f"{path}, line {place},", remedy, extra_keys=False)
             self.done[result.material_id] = result
         # The file is rewritten, because a killed process may have left half a line at the end.

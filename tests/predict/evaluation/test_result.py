@@ -63,6 +63,13 @@ def test_comparison_needs_the_same_voxels(result):
     for key, value in (("seed", 1), ("whole_cell", True), ("layout", "v3-p12"), ("materials_from", "1 input(s)")):
         with pytest.raises(TomatError, match=f"differ in {key}"):
             result.compare(TeacherForcedResult({**SETTINGS, key: value}, better))
+    # Files of the same names may hold other densities.
+    for key, value in (("voxels", 2743), ("reference_charge_e", 0.5001)):
+        changed = (better[0], dataclasses.replace(better[1], **{key: value}), better[2])
+        with pytest.raises(TomatError, match="differ in the density of Si-0 .* electrons in 2,744 voxels"):
+            result.compare(TeacherForcedResult(SETTINGS, changed))
+    near = (dataclasses.replace(better[0], reference_charge_e=0.5000001), *better[1:])
+    assert result.compare(TeacherForcedResult(SETTINGS, near)).second_better == 3
 
 
 def test_partial_results_survive_a_kill_and_no_damage(result, tmp_path):

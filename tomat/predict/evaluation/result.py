@@ -1,6 +1,7 @@
 """Results of an evaluation: per material, over materials, as JSON and as a table."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -146,6 +147,15 @@ class TeacherForcedResult(Evaluation):
             if mine != theirs:
                 said = f"the evaluations differ in {key} ({mine!r} and {theirs!r}), so their voxels differ"
                 raise TomatError(f"{said}; evaluate both with the same options.")
+        theirs = {each.material_id: each for each in other.materials}
+        for mine in self.materials:
+            its = theirs.get(mine.material_id, mine)
+            # The sum of the true density over the voxels; formats keep seven digits.
+            near = math.isclose(mine.reference_charge_e, its.reference_charge_e, rel_tol=1e-5)
+            if (mine.voxels, mine.patches) != (its.voxels, its.patches) or not near:
+                held = [f"{each.reference_charge_e:.6g} electrons in {each.voxels:,} voxels" for each in (mine, its)]
+                said = f"the evaluations differ in the density of {mine.material_id} ({held[0]} and {held[1]})"
+                raise TomatError(f"{said}; evaluate both on the same densities.")
         return compare_paired(self.figure("teacher_forced_nmae_median"), other.figure("teacher_forced_nmae_median"))
 
     def summary(self) -> str:

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from tomat.base.errors import TomatError
+from tomat.base.errors import RetryableError, TomatError
 from tomat.base.reporting import counted
 
 DEATHS_IN_A_ROW = 3
@@ -139,7 +139,9 @@ class ZephyrRunner:
             on_done(result.get("items", 0))
         if refusals := [result["refused"] for result in results if "refused" in result]:
             more = f" ({counted(len(refusals) - 1, 'more unit')} failed)" if len(refusals) > 1 else ""
-            raise TomatError(f"{refusals[0]}{more}")
+            # Only where all may succeed later is it worth to start again.
+            kind = RetryableError if all(result.get("retry", True) for result in results) else TomatError
+            raise kind(f"{refusals[0]}{more}")
 
 
 def _run_one[Unit](function: Callable[[Unit], int], unit: Unit) -> dict[str, Any]:
@@ -149,6 +151,6 @@ def _run_one[Unit](function: Callable[[Unit], int], unit: Unit) -> dict[str, Any
     try:
         items = function(unit)
     except TomatError as error:
-        return {"refused": str(error)}
+        return {"refused": str(error), "retry": isinstance(error, RetryableError)}
     counters.pipeline.update_counter("tomat/items", items)
     return {"items": items}

@@ -8,7 +8,6 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,7 +16,7 @@ from tiny_run import tomat
 
 from tomat.base.errors import RetryableError, TomatError
 from tomat.data.tokens.pipeline.driver import retokenize
-from tomat.data.tokens.pipeline.runners import PoolRunner, ZephyrRunner, _end_with_driver
+from tomat.data.tokens.pipeline.runners import PoolRunner, ZephyrRunner, _end_with_driver, _raise_refusals, _run_one
 
 # Workers import the functions they run; a program of its own is what they can import from.
 PROGRAM = """
@@ -143,37 +142,13 @@ def test_refusal_of_a_unit_reaches_the_user(tmp_path, retokenize_config):
         retokenize(retokenize_config(tmp_path / "set", valences={"Si": 5}), runner)
 
 
-class Context:
-    """Zephyr's, for one process and without its storage."""
-
-    def __init__(self, **settings):
-        pass
-
-    def execute(self, units):
-        return SimpleNamespace(results=list(units))
-
-
-class Units(list):
-    from_list = classmethod(lambda cls, units: cls(units))
-
-    def map(self, function):
-        return map(function, self)
-
-
 @pytest.mark.parametrize(("errors", "kind"), [((1, 1), RetryableError), ((1, 0), TomatError)])
-def test_an_outage_of_a_unit_stays_one_that_is_tried_again(tmp_path, monkeypatch, errors, kind):
-    modules = {
-        "fray.types": {"ResourceConfig": dict}, "zephyr.context": {"ZephyrContext": Context},
-        "zephyr.dataset": {"Dataset": Units}, "zephyr": {"counters": None}, "fray": {},
-    }  # fmt: skip
-    for name, content in modules.items():
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))
-
+def test_an_outage_of_a_unit_stays_one_that_is_tried_again(errors, kind):
     def refuse(outage):
         raise (RetryableError if outage else TomatError)("no answer")
 
     with pytest.raises(TomatError, match=r"no answer \(1 more unit failed\)") as raised:
-        ZephyrRunner(str(tmp_path / "messages")).run(refuse, errors, print)
+        _raise_refusals([{"items": 3}, *(_run_one(refuse, each) for each in errors)])
     assert type(raised.value) is kind
 
 

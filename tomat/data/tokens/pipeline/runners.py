@@ -137,11 +137,15 @@ class ZephyrRunner:
             Path(self.temporary).rmdir()
         for result in results:
             on_done(result.get("items", 0))
-        if refusals := [result["refused"] for result in results if "refused" in result]:
-            more = f" ({counted(len(refusals) - 1, 'more unit')} failed)" if len(refusals) > 1 else ""
-            # Only where all may succeed later is it worth to start again.
-            kind = RetryableError if all(result.get("retry", True) for result in results) else TomatError
-            raise kind(f"{refusals[0]}{more}")
+        _raise_refusals(results)
+
+
+def _raise_refusals(results: Sequence[dict[str, Any]]) -> None:
+    """Raise what units refused, as an outage only where all refusals are: then starting again may help."""
+    if refusals := [result for result in results if "refused" in result]:
+        more = f" ({counted(len(refusals) - 1, 'more unit')} failed)" if len(refusals) > 1 else ""
+        kind = RetryableError if all(result["retry"] for result in refusals) else TomatError
+        raise kind(f"{refusals[0]['refused']}{more}")
 
 
 def _run_one[Unit](function: Callable[[Unit], int], unit: Unit) -> dict[str, Any]:

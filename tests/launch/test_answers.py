@@ -25,6 +25,12 @@ from tomat.launch.answers import Refusal, quota_words, refusal
         ('There is no more capacity in the zone "us-central1-b"; you can try in another zone', Refusal.NO_CAPACITY),
         ("Got return code 8: 'Insufficient reserved capacity. Contact customer support'", Refusal.NO_CAPACITY),
         ("code: ZONE_RESOURCE_POOL_EXHAUSTED", Refusal.NO_CAPACITY),
+        # A spot slice that is taken away before it is there.
+        (
+            '{\n  "code": 3,\n  "message": "Cloud TPU received a bad request. update is not supported while in state '
+            'PREEMPTED [EID: 0x73013519f5b7feb2]"\n}',
+            Refusal.NO_CAPACITY,
+        ),
         # Of a rate: a minute later it is another matter.
         (
             "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'CreateNode requests' and limit 'Maximum number of "

@@ -21,6 +21,9 @@ _WAIT = (
     "insufficient reserved capacity",
     "insufficient capacity",
     "no available capacity",
+    # A spot slice that is taken away while it is created, as code 3 (skypilot-org/skypilot, cloud_vm_ray_backend.py):
+    # `Cloud TPU received a bad request. update is not supported while in state PREEMPTED`.
+    "while in state preempted",
     # A rate quota, which is free again after a minute: marin-community/marin 6198.
     "requests per minute",
     "resource_exhausted",

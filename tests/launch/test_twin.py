@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pod_twin import Gone, Twin
 
 from tomat.base.errors import TomatError
+from tomat.launch.command import Command, Result
 from tomat.launch.gcloud import TpuLaunch, launch_folder
 from tomat.launch.machine import Clock
 from tomat.launch.pack import Pack
@@ -197,6 +198,30 @@ def test_a_laptop_that_is_opened_again_finds_the_training_at_work():
     sound(twin)
 
 
+def slow_to_answer(watched: Supervisor, twin: Twin, hosts: int, since: float = 0.0, times: int = 1) -> None:
+    """From a moment on, and so many times, only the last `hosts` hosts answer the question for the training's state."""
+    asked = []
+
+    def run(command: Command) -> Result:
+        result = twin.run(command)
+        if command != watched.launch.status or twin.time < since or len(asked) >= times:
+            return result
+        asked.append(command)
+        return Result(255, "".join(result.output.splitlines(keepends=True)[pod_twin.N_HOSTS - hosts :]))
+
+    watched.run = run
+
+
+def test_a_host_that_is_slow_to_answer_is_no_reason_to_install_over_a_training_at_work():
+    twin = Twin([(2000, "closed")])
+    launched(twin)
+    second = launcher(twin)
+    slow_to_answer(second, twin, hosts=3)
+    assert second.supervise().endings == ["finished"]
+    assert twin.calls.count("install on every host") == 1 and twin.saved == twin.steps
+    sound(twin)
+
+
 def test_a_closed_laptop_may_stay_closed_as_long_as_it_is_allowed_and_no_longer_than_the_run():
     twin = Twin([(500, "closed")], steps=2 * 3600)
     launched(twin, unwatched_hours=12.0)
@@ -357,6 +382,17 @@ def test_an_interrupt_leaves_what_trains_and_gives_back_what_does_not(at, trains
     twin.flags.discard("no capacity")
     said, _ = launched(twin, login=dataclasses.replace(ME, machine="desktop"))
     assert said == "finished" and twin.saved == twin.steps
+    sound(twin)
+
+
+@pytest.mark.parametrize("hosts", [0, 3])
+def test_an_interrupt_leaves_what_trains_where_hosts_do_not_answer(hosts):
+    twin = Twin([(2500.0, "Ctrl-C")], steps=9000)
+    watched = launcher(twin)
+    slow_to_answer(watched, twin, hosts, since=2500.0)
+    with pytest.raises(KeyboardInterrupt):
+        watched.supervise()
+    assert twin.slices and not twin.lost
     sound(twin)
 
 

@@ -58,6 +58,9 @@ class Supervisor:
     """The slice of this attempt was given back, so the next attempt gets another slice."""
     _dead: int = 0
     """Number of hosts that did not answer the last question."""
+    _trains: bool = False
+    """The training ran on a host when one last answered. What runs is neither installed over nor given back, also if
+    another host is slow to answer."""
     _logs_at: float = 0.0
     _renewed_at: float = 0.0
     _said_at: float = 0.0
@@ -83,8 +86,10 @@ class Supervisor:
         except KeyboardInterrupt:
             # A training that runs goes on. A slice without one is given back.
             self._watching = False
-            if self.machine.held and "running" not in self._statuses():
-                self._give_back()
+            if self.machine.held:
+                self._statuses()
+                if not self._trains:
+                    self._give_back()
             raise
         except BaseException as error:
             self._ended = self._ended or str(error) or type(error).__name__
@@ -223,7 +228,7 @@ class Supervisor:
         health = Health(self.policy)
         while True:
             attempt = len(self.endings) + 1
-            self._steps, self._replaced = 0, False
+            self._steps, self._replaced, self._trains = 0, False, False
             ending, why = self._attempt(attempt)
             self.endings.append(ending.value)
             self._say(f"attempt {attempt} {ending.value}{f': {why}' if why else ''}")
@@ -284,7 +289,8 @@ class Supervisor:
         if refused is not None:
             return refused
         launch = self.machine.launch
-        running = "running" in self._statuses()
+        self._statuses()
+        running = self._trains
         if running and self._replaces:
             self._say("stopping the training of the earlier pack, in good order")
             self.run(launch.stop)
@@ -300,7 +306,7 @@ class Supervisor:
                 if (state := self.machine.state()) in LOST_STATES:
                     return Ending.MACHINE_LOST, f"the slice is {state}"
                 return self._after(attempt, Ending.FAILED, f"cannot {command.purpose}: {result.last_line}", 0.0)
-            self._installed_on = self.machine.created
+            self._installed_on, self._trains = self.machine.created, True
             self._steps = 0  # forget the steps read from the previous log
         self._logs_at = started = self.clock.now()
         ending, why = self._watch(attempt)
@@ -333,6 +339,8 @@ class Supervisor:
         statuses = parse_statuses(result.output)
         self._steps = max(self._steps, parse_steps(result.output))
         self._dead = launch.slice.n_hosts - len(statuses)
+        if statuses:
+            self._trains = "running" in statuses
         return statuses if (result.ok and not self._dead) or str(LOST_STATUS) in statuses else []
 
     def _watch(self, attempt: int) -> tuple[Ending, str]:

@@ -13,7 +13,7 @@ from tomat.launch.command import Command, Result, run_command
 from tomat.launch.gcloud import TpuLaunch, launch_folder
 from tomat.launch.machine import Clock
 from tomat.launch.pack import build_pack, read_tree
-from tomat.launch.policy import RestartPolicy
+from tomat.launch.policy import Ending, RestartPolicy
 from tomat.launch.record import Login
 from tomat.launch.remote import PACK
 from tomat.launch.supervisor import Supervisor
@@ -150,6 +150,24 @@ def test_hosts_that_are_all_mute_do_not_keep_a_slice_for_the_sake_of_their_logs(
     watched.run = lambda command: asked.append(command) or Result(124, "", "no answer")
     watched._collect(1)
     assert 1 < len(asked) < 10
+
+
+def test_a_fault_is_that_of_its_own_host_and_attempt(world, capsys):
+    """Of 16 hosts, whose files are not in the order of their numbers; a file of an earlier launch is there too."""
+    busy = "open(/dev/vfio/0): Device or resource busy"
+    watched = supervisor(slice_name="v6e-64")
+    (watched.launch.folder / "attempt-1-host-2.log").write_text(busy)
+    assert watched._after(1, Ending.FAILED, "cannot install on every host", 0.0)[0] is Ending.FAILED
+
+    def copy(command: Command) -> Result:
+        *_, target, worker = command.argv[:8]
+        Path(target).write_text(busy if worker == "--worker=10" else "")
+        return Result(0, "")
+
+    watched.run = copy
+    watched._collect(1)
+    assert watched._after(1, Ending.FAILED, "", 0.0)[0] is Ending.CHIP_HELD
+    assert "\nhost 10: another process has the chips" in f"\n{capsys.readouterr().out}"
 
 
 @pytest.mark.parametrize("quiet", [False, True])

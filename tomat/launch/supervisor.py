@@ -61,6 +61,8 @@ class Supervisor:
     _trains: bool = False
     """The training ran on a host when one last answered. What runs is neither installed over nor given back, also if
     another host is slow to answer."""
+    _collected: set[int] = field(default_factory=set)
+    """Hosts whose log of this attempt was collected. Files of that name may also be of an earlier launch."""
     _logs_at: float = 0.0
     _renewed_at: float = 0.0
     _said_at: float = 0.0
@@ -229,6 +231,7 @@ class Supervisor:
         while True:
             attempt = len(self.endings) + 1
             self._steps, self._replaced, self._trains = 0, False, False
+            self._collected.clear()
             ending, why = self._attempt(attempt)
             self.endings.append(ending.value)
             self._say(f"attempt {attempt} {ending.value}{f': {why}' if why else ''}")
@@ -319,7 +322,7 @@ class Supervisor:
         or whose chips are held: this training's lock is free, so a foreign process holds them."""
         self._quick = self._quick + 1 if ending in FAILURES and seconds < self.policy.quick_seconds else 0
         held = False
-        for host, log in enumerate(self._logs(attempt) if ending is Ending.FAILED else ()):
+        for host, log in self._logs(attempt) if ending is Ending.FAILED else ():
             if (fault := known_tpu_fault(log)) is not None:
                 self._say(f"host {host}: {fault.line}")
                 held = held or fault.held
@@ -384,21 +387,24 @@ class Supervisor:
         if (left := self.machine.left_seconds) is not None:
             # Leave time before the cap: to stop the training and give the slice back, or later only to give it back.
             seconds = min(seconds, left - (MARGIN_SECONDS if left > MARGIN_SECONDS else MARGIN_SECONDS / 2))
-        for command in self.machine.launch.logs(attempt):
+        for host, command in enumerate(self.machine.launch.logs(attempt)):
             if (took := self.clock.now() - self._logs_at) >= seconds:
                 self._say(f"after {took:.0f} s the other logs are left where they are: {command.purpose}, ...")
                 return
             result = self.run(command)
-            if not result.ok:
+            if result.ok:
+                self._collected.add(host)
+            else:
                 self._say(f"{command.purpose}: {result.last_line}")
 
-    def _logs(self, attempt: int) -> list[str]:
-        paths = sorted(self.launch.folder.glob(f"attempt-{attempt}-host-*.log"))
-        return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+    def _logs(self, attempt: int) -> list[tuple[int, str]]:
+        """The hosts whose logs of this attempt are here, with the logs."""
+        paths = [(host, self.launch.folder / f"attempt-{attempt}-host-{host}.log") for host in sorted(self._collected)]
+        return [(host, path.read_text(encoding="utf-8", errors="replace")) for host, path in paths if path.is_file()]
 
     def _last_error(self) -> str:
         """The training's own error message, from the first host that has one; errors of others may only follow."""
-        for text in self._logs(len(self.endings)):
+        for _, text in self._logs(len(self.endings)):
             errors = [line for line in text.splitlines() if line.startswith("error: ") or "Error: " in line]
             if errors:
                 return f" ({errors[-1]})"

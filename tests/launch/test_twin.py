@@ -185,6 +185,26 @@ def test_a_closed_laptop_stops_nothing_for_an_hour_and_then_all_in_good_order():
     sound(twin)
 
 
+def test_a_launch_whose_slice_was_not_given_back_is_not_over():
+    """Google answers for the bucket, and not for the slice: the same command goes on, and its hours count on."""
+    twin = Twin()
+    first = launcher(twin)
+
+    def run(command: Command) -> Result:
+        if twin.time < 3000 or command.argv[1] != "compute":
+            return twin.run(command)
+        twin.advance(30.0)
+        return Result(1, "", "ERROR: (gcloud.compute.tpus.tpu-vm.describe) HttpError 503: unavailable")
+
+    first.run = first.machine.run = run
+    with pytest.raises(TomatError, match="failed 10 times in a row.*the same command goes on"):
+        first.supervise()
+    said, second = launched(twin, pack="b")
+    assert said == "finished" and second.launch.pack.sha256 == "a" * 64
+    assert second.held_hours * HOUR == pytest.approx(twin.paid_seconds, abs=600)
+    sound(twin)
+
+
 def test_a_laptop_that_is_opened_again_finds_the_training_at_work():
     twin = Twin([(2000, "closed")])
     launched(twin)

@@ -94,9 +94,10 @@ class Supervisor:
                     self._give_back()
             raise
         except BaseException as error:
-            self._ended = self._ended or str(error) or type(error).__name__
             if self.machine.held:
                 self._give_back()
+            if not self.machine.held:  # else the same command goes on with the slice, its pack and its hours so far
+                self._ended = self._ended or str(error) or type(error).__name__
             raise
         finally:
             self._watching = False

@@ -251,6 +251,18 @@ def test_a_closed_laptop_may_stay_closed_as_long_as_it_is_allowed_and_no_longer_
     assert not twin.slices and twin.saved == twin.steps and not twin.faults
 
 
+def test_a_slice_keeps_to_the_hours_that_its_hosts_were_told():
+    """Whatever a later command says: all its hours count, and the next slice has the new ones."""
+    twin = Twin([(2000, "closed"), (18_000, "preempted")], steps=20_000)
+    launched(twin, unwatched_hours=12.0)
+    twin.advance(4 * HOUR)
+    said, second = launched(twin)
+    assert said == "finished" and any("12 h after a launcher last looked" in line for line in twin.calls)
+    assert second.held_hours * HOUR == pytest.approx(twin.paid_seconds, abs=600)
+    assert second.machine.launch.unwatched_hours == 1.0
+    sound(twin)
+
+
 @pytest.mark.parametrize("closed", [10.0, 100.0, 250.0, 400.0, 600.0])
 def test_a_laptop_that_is_closed_while_it_starts_leaves_nothing(closed):
     twin = Twin([(closed, "closed")])

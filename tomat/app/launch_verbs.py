@@ -290,7 +290,7 @@ def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch", zones: Sequenc
         if supervisor.machine.held:
             console.print(
                 "stopped watching; the slice and its training go on, at their price. The same command watches again; "
-                f"unwatched, {launch.unwatched_words}. To do it at once: {supervisor.machine.launch.delete.line}",
+                f"unwatched, {supervisor.machine.launch.unwatched_words}. To do it at once: {supervisor.machine.launch.delete.line}",
                 highlight=False,
             )
         raise

@@ -65,6 +65,10 @@ class Machine:
     asked: bool = False
     """A slice or a queued resource was asked for, so there may be something to give back."""
 
+    def __post_init__(self) -> None:
+        # For the next slice. A slice that is there keeps to what its hosts were told, which is in `launch`.
+        self._unwatched_hours = self.launch.unwatched_hours
+
     @property
     def held(self) -> bool:
         return self.asked or self.held_since is not None
@@ -184,6 +188,7 @@ class Machine:
     def _create(self) -> tuple[Ending, str] | None:
         """Ask for a slice. Returns an ending if there is none now. After a timeout the slice may still come."""
         left = self.left_seconds
+        self.launch = replace(self.launch, unwatched_hours=self._unwatched_hours)
         self.launch.write_watchdog(None if left is None else left - MARGIN_SECONDS / 3)
         self.asked, self.absent_at = True, self.clock.now()
         self.created += 1

@@ -57,6 +57,8 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time since when there is a slice; None if there is none."""
     asked: bool = False
     """A slice was asked for, so it may come, or may have come since."""
+    unwatched_hours: float | None = 1.0
+    """What the hosts of the slice were told when it was made; a later command may have another value."""
     endings: list[str] = []
     ended: str | None = None
     """Why the launch is over; None while it is not."""

@@ -130,7 +130,7 @@ class Supervisor:
         raise self._refused(self.launch.read_record, result, "Check the bucket and your access to it")
 
     def _go_on(self, record: LaunchRecord, age: float) -> None:
-        hours = self.launch.unwatched_hours
+        hours = record.unwatched_hours
         unwatched = 86_400.0 * 365 if hours is None else hours * 3600
         self.endings = list(record.endings)
         self.machine.held_seconds = record.held(age, unwatched)
@@ -138,6 +138,10 @@ class Supervisor:
         self.machine.absent_at = self.clock.now() - age if record.held_since is None else None
         if record.login == str(self.login):
             self.machine.launch = replace(self.machine.launch, zone=record.zone)
+        if (record.asked or record.held_since is not None) and hours != self.launch.unwatched_hours:
+            self.machine.launch = replace(self.machine.launch, unwatched_hours=hours)
+            said = "the slice keeps to the --unwatched_hours or --keep that it was made with"
+            self._say(f"{said}: {self.machine.launch.unwatched_words}")
         own = self.launch.pack
         if record.sha256 == own.sha256:
             self._say(f"going on with the launch of this run, {own.words}")
@@ -181,6 +185,7 @@ class Supervisor:
             held_seconds=self.machine.held_seconds,
             held_since=self.machine.held_since,
             asked=self.machine.asked,
+            unwatched_hours=launch.unwatched_hours,
             endings=self.endings,
             ended=self._ended,
         )
@@ -197,7 +202,7 @@ class Supervisor:
         while (silent := self.clock.now() - self._said_at) >= WATCHED_SECONDS:
             if self.clock.now() - began >= self.policy.max_backoff_seconds:
                 said = f"the bucket has not taken the record of this launch for {silent / 60:.0f} min, so another"
-                left = f"{self.launch.unwatched_words}. If none has, give it back: {self.machine.launch.delete.line}"
+                left = f"{self.machine.launch.unwatched_words}. If none has, give it back: {self.machine.launch.delete.line}"
                 self.machine.leave(f"{said} launcher may have gone on with it; {left}")
             self.clock.sleep(self.policy.poll_seconds)
             self._renew()
@@ -276,6 +281,8 @@ class Supervisor:
         if self.keep:
             said = self.machine.launch
             self._say(f"kept, at its price: {said.tpu_name}. Give it back with: {said.delete.line}")
+            if said.unwatched_hours is not None:
+                self._say(f"but it was made without --keep: {said.unwatched_words}")
             return
         if self.machine.held:
             self.machine.give_back()

@@ -156,6 +156,16 @@ def test_the_logs_of_many_hosts_do_not_outlast_the_cap(monkeypatch, max_hours):
     assert twin.paid_seconds <= max_hours * HOUR
 
 
+def test_a_wait_before_the_next_attempt_does_not_outlast_the_cap():
+    """Of hosts that may not give the slice back themselves."""
+    twin = Twin([(0.0, "powerless"), (3200.0, "75")])
+    watched = launcher(twin, max_hours=1.0)
+    watched.policy = RestartPolicy(backoff_seconds=900.0)
+    with pytest.raises(TomatError, match="cap of 1.00 h"):
+        watched.supervise()
+    assert not twin.slices and twin.paid_seconds <= HOUR
+
+
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_launch_ends_as_the_guide_says(name):
     events, options, ends, attempts, hours = SCENARIOS[name]

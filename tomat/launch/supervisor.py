@@ -264,8 +264,11 @@ class Supervisor:
                 raise TomatError(f"{reason}{said}; the logs are in {self.launch.folder}.")
             self._renew()
             if ending in WAITED_FOR:
-                self._say(f"next attempt in {health.wait_seconds:.0f} s")
-                self._wait(health.wait_seconds)
+                seconds = health.wait_seconds
+                if self.machine.held and (left := self.machine.left_seconds) is not None:
+                    seconds = max(0.0, min(seconds, left - MARGIN_SECONDS))  # the slice is paid for meanwhile
+                self._say(f"next attempt in {seconds:.0f} s")
+                self._wait(seconds)
 
     def _wait(self, seconds: float) -> None:
         """Wait, and ask the hosts now and then: without a sign of life they would give the slice back."""

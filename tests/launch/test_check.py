@@ -12,6 +12,7 @@ WORDS = ["launch", "--config_path", "run.yaml", "--zone", "us-east5-b", "--check
 INTERNAL = {"name": "internal", "priority": 65534, "sourceRanges": ["10.128.0.0/9"],
             "allowed": [{"IPProtocol": "tcp", "ports": ["0-65535"]}, {"IPProtocol": "icmp"}]}  # fmt: skip
 FOR_ONE_PORT = {"name": "ssh", "allowed": [{"IPProtocol": "tcp", "ports": ["22"]}], "sourceRanges": ["0.0.0.0/0"]}
+FOR_PROXY = {**FOR_ONE_PORT, "sourceRanges": ["35.235.240.0/20"]}
 PRECONDITION = "ERROR: HTTPError 412: At least one of the pre-conditions you specified did not hold."
 QUOTA = json.dumps({"dimensionsInfos": [{"dimensions": {"zone": "us-east5-b"}, "details": {"value": "64"}}]})
 
@@ -102,6 +103,7 @@ TAGGED = {**INTERNAL, "targetTags": ["web"]}
         ({"firewall-rules": (0, DENIED)}, FIREWALL, "failed", "rule deny denies tcp 8476", "firewall-rules create"),
         ({"firewall-rules": (0, json.dumps([FOR_ONE_PORT, TAGGED]))}, FIREWALL, "failed", "no rule", "create"),
         ({"firewall-rules": (0, json.dumps([INTERNAL]))}, FOR_SSH, "failed", "no rule lets tcp 22 in", "0.0.0.0/0"),
+        ({"firewall-rules": (0, json.dumps([INTERNAL, FOR_PROXY]))}, FOR_SSH, "failed", "no rule lets tcp 22", "0.0.0.0"),
         ({"project-info": (1, "'compute.projects.get'")}, KEYS, "failed", "projects.get", "roles/compute.viewer"),
         ({"tpu-vm_list": (0, "")}, "ssh", "unknown", "not tried: there is no TPU VM", "when it installs"),
         ({"buckets_describe": (0, "EUROPE-WEST4")}, BUCKET, "failed", "in europe-west4, the slice", "--location"),

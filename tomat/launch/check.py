@@ -29,6 +29,8 @@ QUOTA_IDS: Mapping[tuple[str, bool], str] = {
     ("v5e", True): "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI",
 }
 """(Chip, spot) -> quota that the TPU API counts it in, as its refusals name it. Other chips have no quota check."""
+IDENTITY_AWARE_PROXY = ipaddress.ip_network("35.235.240.0/20")
+"""Where connections through it come from (https://cloud.google.com/iap/docs/using-tcp-forwarding)."""
 TIMEOUT_SECONDS = 60
 LOGIN_REMEDY = "run `gcloud auth login`"
 
@@ -187,7 +189,7 @@ def _of_the_firewall(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str,
     """Check that hosts can reach one another and gcloud the hosts. If the zone has a TPU VM, try ssh on it."""
     name = network.rpartition("/")[2]
     words = ("compute", "firewall-rules", "list", f"--filter=network~/{name}$", own, "--format=json")
-    asked = [(22, "ssh to the hosts", "0.0.0.0/0, or 35.235.240.0/20 for Identity-Aware Proxy")]
+    asked = [(22, "ssh to the hosts", "the address of this machine, or 0.0.0.0/0")]
     if launch.slice.n_hosts > 1:
         asked.append((COORDINATOR_PORT, "the hosts to one another", "SUBNETWORK_RANGE"))
     for port, whom, sources in asked:
@@ -217,7 +219,7 @@ def _judge_firewall(output: str, port: int, account: str | None, from_outside: b
     that denies (https://cloud.google.com/firewall/docs/firewalls)."""
     try:
         rules = [rule for rule in json.loads(output or "[]") if _fits(rule, port, account)]
-        rules = [rule for rule in rules if not from_outside or not _is_inside(rule)]
+        rules = [rule for rule in rules if not _is_of_others(rule, from_outside)]
     except (ValueError, AttributeError, TypeError):
         return "unknown", "an answer that is not understood"
     if not rules:
@@ -229,10 +231,11 @@ def _judge_firewall(output: str, port: int, account: str | None, from_outside: b
     return "ok", f"rule {first.get('name')}, from {', '.join(sources)}"
 
 
-def _is_inside(rule: Mapping[str, Any]) -> bool:
-    """Whether a rule is only for sources inside a network, like Google's rule `default-allow-internal`."""
-    sources = rule.get("sourceRanges")
-    return bool(sources) and all(ipaddress.ip_network(source, strict=False).is_private for source in sources)
+def _is_of_others(rule: Mapping[str, Any], from_outside: bool) -> bool:
+    """Whether a rule is only for sources that no connection of a launch comes from: Identity-Aware Proxy, which its ssh
+    does not use, and, `from_outside`, a network's own addresses, like Google's rule `default-allow-internal`."""
+    sources = [ipaddress.ip_network(source, strict=False) for source in rule.get("sourceRanges") or ()]
+    return bool(sources) and all(one == IDENTITY_AWARE_PROXY or (from_outside and one.is_private) for one in sources)
 
 
 def _fits(rule: Mapping[str, Any], port: int, account: str | None) -> bool:

@@ -137,6 +137,8 @@ def test_a_login_that_has_expired_is_one_line(world):
             "failed",
             "create access",
         ),
+        # The number in the name of a bucket is no answer.
+        ("storage cp", "HTTPError 403: t@p has no create access to gs://run-412/x.", "write", "failed", "create access"),
         ("storage cp", "PERMISSION_DENIED: Failed to impersonate [t@p].", "write", "unknown", "you may not act as t@p"),
         ("storage ls", f"t@p does not have permission: list access. {IMPERSONATED}", "read", "failed", "list access"),
         ("storage cp", "a network that is cut", "write", "unknown", "a network that is cut"),

@@ -296,7 +296,7 @@ def _of_the_account(ask: Callable[..., CheckLine], account: str, remote: Mapping
         last = Result(1, "", errors).last_line
         if "failed to impersonate" in errors.lower():  # the bare word is in every failure of an impersonated command
             return "unknown", f"you may not act as {account} to try it"
-        if writes and any(words in errors for words in ("412", "pre-conditions", "PreconditionFailed")):
+        if writes and any(words in errors for words in ("HTTPError 412", "pre-conditions", "PreconditionFailed")):
             return "ok", "may write"
         return ("failed", last) if "403" in errors or "permission" in errors.lower() else ("unknown", last)
 

@@ -118,6 +118,14 @@ def test_each_fault_is_a_line_with_its_remedy(world, changed, name, state, said,
     assert {other["state"] for key, other in checks(world).items() if key != name} <= {"ok"}
 
 
+def test_each_zone_is_asked(world):
+    answers(world)
+    assert main([*WORDS, "--zone", "us-east5-b,us-central1-b"]) == 1
+    failed = {line["name"]: line["said"] for line in checks(world).values() if line["state"] == "failed"}
+    assert failed == {f"us-central1-b: {BUCKET}": "in us-east5, the slice in us-central1"}
+    assert "us-central1-b: v6e-16 in us-central1-b" in checks(world) and "us-central1-b: login" not in checks(world)
+
+
 def test_a_login_that_has_expired_is_one_line(world):
     """gcloud lists its account as active all the same."""
     answers(world, **{"services list": (1, LOGIN)})

@@ -187,7 +187,7 @@ def _run_launch(args: argparse.Namespace) -> int:
         from tomat.launch.skypilot import skypilot_commands
 
         return _submit(args, skypilot_commands(launch, zones, caps, secrets, args.execute), "sky", SKY_FROM)
-    return _check(args, launch, places, problems) if args.check else _launch_gcloud(args, launch, zones, caps)
+    return _check(args, launch, zones, places, problems) if args.check else _launch_gcloud(args, launch, zones, caps)
 
 
 def _for_smoke(args: argparse.Namespace, run_name: str, engine: str) -> list[str]:
@@ -228,17 +228,25 @@ def _taken(config: "TrainConfig", launch: "TpuLaunch") -> str | None:
 
 
 def _check(
-    args: argparse.Namespace, launch: "TpuLaunch", places: Mapping[str, str | None], problems: Sequence[str]
+    args: argparse.Namespace,
+    launch: "TpuLaunch",
+    zones: Sequence[str],
+    places: Mapping[str, str | None],
+    problems: Sequence[str],
 ) -> int:
-    """Print a line for each check. Returns 1 if a check failed."""
+    """Print a line for each check; of the zones after the first, what differs there. Returns 1 if a check failed."""
     from tomat.launch.check import print_line, run_checks
     from tomat.launch.command import require_program, run_command
 
     require_program("gcloud", GCLOUD_FROM)
-    lines = []
-    for line in run_checks(launch, places, problems, run_command):
-        print_line(line)
-        lines.append(line)
+    lines, seen = [], set()
+    for zone in zones:
+        for line in run_checks(replace(launch, zone=zone), places, problems, run_command):
+            if line in seen:
+                continue
+            seen.add(line)
+            lines.append(line if zone == zones[0] else replace(line, name=f"{zone}: {line.name}"))
+            print_line(lines[-1])
     failed = sum(line.state == "failed" for line in lines)
     figures = {"run": launch.run_name, "slice": launch.slice_name, "failed": failed, "checks": list(map(vars, lines))}
     write_report(args.json, figures)

@@ -103,7 +103,7 @@ TAGGED = {**INTERNAL, "targetTags": ["web"]}
         ({"firewall-rules": (0, DENIED)}, FIREWALL, "failed", "rule deny denies tcp 8476", "firewall-rules create"),
         ({"firewall-rules": (0, json.dumps([FOR_ONE_PORT, TAGGED]))}, FIREWALL, "failed", "no rule", "create"),
         ({"firewall-rules": (0, json.dumps([INTERNAL]))}, FOR_SSH, "failed", "no rule lets tcp 22 in", "0.0.0.0/0"),
-        ({"firewall-rules": (0, json.dumps([INTERNAL, FOR_PROXY]))}, FOR_SSH, "failed", "no rule lets tcp 22", "0.0.0.0"),
+        ({"firewall-rules": (0, json.dumps([INTERNAL, FOR_PROXY]))}, FOR_SSH, "failed", "no rule lets tcp", "0.0.0"),
         ({"project-info": (1, "'compute.projects.get'")}, KEYS, "failed", "projects.get", "roles/compute.viewer"),
         ({"tpu-vm_list": (0, "")}, "ssh", "unknown", "not tried: there is no TPU VM", "when it installs"),
         ({"buckets_describe": (0, "EUROPE-WEST4")}, BUCKET, "failed", "in europe-west4, the slice", "--location"),
@@ -146,7 +146,7 @@ def test_a_login_that_has_expired_is_one_line(world):
             "create access",
         ),
         # The number in the name of a bucket is no answer.
-        ("storage cp", "HTTPError 403: t@p has no create access to gs://run-412/x.", "write", "failed", "create access"),
+        ("storage cp", "HTTPError 403: t@p has no create access to gs://b-412/x.", "write", "failed", "create access"),
         ("storage cp", "PERMISSION_DENIED: Failed to impersonate [t@p].", "write", "unknown", "you may not act as t@p"),
         ("storage ls", f"t@p does not have permission: list access. {IMPERSONATED}", "read", "failed", "list access"),
         ("storage cp", "a network that is cut", "write", "unknown", "a network that is cut"),

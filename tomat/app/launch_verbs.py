@@ -296,9 +296,10 @@ def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch", zones: Sequenc
             supervisor.supervise()
     except KeyboardInterrupt:
         if supervisor.machine.held:
+            slice_now = supervisor.machine.launch
             console.print(
                 "stopped watching; the slice and its training go on, at their price. The same command watches again; "
-                f"unwatched, {supervisor.machine.launch.unwatched_words}. To do it at once: {supervisor.machine.launch.delete.line}",
+                f"unwatched, {slice_now.unwatched_words}. To do it at once: {slice_now.delete.line}",
                 highlight=False,
             )
         raise

@@ -202,7 +202,8 @@ class Supervisor:
         while (silent := self.clock.now() - self._said_at) >= WATCHED_SECONDS:
             if self.clock.now() - began >= self.policy.max_backoff_seconds:
                 said = f"the bucket has not taken the record of this launch for {silent / 60:.0f} min, so another"
-                left = f"{self.machine.launch.unwatched_words}. If none has, give it back: {self.machine.launch.delete.line}"
+                launch = self.machine.launch
+                left = f"{launch.unwatched_words}. If none has, give it back: {launch.delete.line}"
                 self.machine.leave(f"{said} launcher may have gone on with it; {left}")
             self.clock.sleep(self.policy.poll_seconds)
             self._renew()

@@ -11,6 +11,7 @@ import yaml
 from json_keys import assert_keys_of_before
 from tiny_run import DEMO
 
+from tomat.app.cli import main
 from tomat.base.errors import TomatError
 from tomat.base.layout import STOPPED_STATUS
 from tomat.data.density.demo.embedded import demo_materials
@@ -163,6 +164,15 @@ def test_every_row_is_trained_with_every_seed_and_a_failure_is_a_row(study, tmp_
     alone.sweep = alone.sweep.with_rows(["base"])
     with pytest.raises(TomatError, match="has one row; expected at least two"):
         alone.run()
+
+
+def test_a_study_that_is_refused_says_why(study, tmp_path, capsys):
+    rows = [{"name": "base"}, {"name": "wider", "exact": True, "overrides": {"model.hidden_dim": 32}}]
+    values = {"name": "small", "config_path": "demo.yaml", "rows": rows}
+    (tmp_path / "exact.yaml").write_text(yaml.safe_dump(values))
+    places = ("--work_dir", str(tmp_path / "work"), "--tracking_dir", str(tmp_path / "track"))
+    assert main(["lab", "quality", str(tmp_path / "exact.yaml"), *places]) == 2
+    assert "row wider is called exact, but changes what is learnt" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

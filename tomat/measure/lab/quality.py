@@ -207,6 +207,7 @@ class Quality:
         if len(self.sweep.rows) < 2:
             raise TomatError(f"sweep {self.sweep.name} has one row; expected at least two, a base and one to compare.")
         runs = {}
+        rows: dict[str, QualityRow] = {}
         slugs: set[str] = set()
         for row in self.sweep.rows:
             slug = re.sub(r"[^A-Za-z0-9._-]+", "-", row.name).strip("-") or "row"
@@ -215,7 +216,7 @@ class Quality:
             slugs.add(slug)
             runs[row.name] = [self._planned(row, slug, seed) for seed in self.seeds]
             config = runs[row.name][0].config
-            self.rows[row.name] = QualityRow(
+            rows[row.name] = QualityRow(
                 row.name, row.base, to_jsonable(row.overrides), row.question, to_jsonable(asdict(config.loss)),
                 exact=row.exact, parameters=parameter_count(config.model_config(), config.data.model_vocabulary),
             )  # fmt: skip
@@ -238,7 +239,8 @@ class Quality:
             "validation_share": base.data.validation_share,
             "split_seed": base.data.split_seed,
         }
-        self._runs = runs
+        # Only now: a study that is refused has no rows, and no record of them is made.
+        self.rows, self._runs = rows, runs
         return runs
 
     def _planned(self, row: SweepRow, slug: str, seed: int) -> PlannedRun:

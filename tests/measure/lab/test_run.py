@@ -167,6 +167,11 @@ def test_again_replaces_what_is_on_record(folder):
     assert len(rows_of(lab_of(folder, anew).run(again=True))["same"].windows) == 8 and "start same" in anew.events
 
 
+def test_where_nothing_is_left_to_measure_the_time_of_a_start_stays_on_record(folder):
+    key = "overhead_seconds_per_start"
+    assert lab_of(folder, Machine()).run()[key] == lab_of(folder, Machine()).run()[key]
+
+
 def test_on_an_accelerator_the_base_has_ended_before_its_rows_begin(folder):
     machine = Machine(memory_source="device")
     rows = rows_of(lab_of(folder, machine, rounds=1).run())

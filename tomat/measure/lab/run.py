@@ -83,7 +83,8 @@ class Lab:
             finally:
                 self._end_base()
                 shutil.rmtree(self.work_dir / "scratch", ignore_errors=True)
-            self._overhead = (time.monotonic() - began - self._waited_seconds) / max(1, self._measured_starts)
+            if self._measured_starts:  # else what is on record stays
+                self._overhead = (time.monotonic() - began - self._waited_seconds) / self._measured_starts
             self._write()
         return self.record()
 

@@ -128,12 +128,15 @@ def measured_report(
 
 def _how(record: SweepRecord[LabRow]) -> list[Part]:
     how, overhead, rows = record.get("measured_with", {}), record.get("overhead_seconds_per_start"), record["rows"]
-    steps = how.get("steps")
+    steps, rounds = how.get("steps"), how.get("rounds")
+    fewer = sum(row.measured and row.rounds_done < (rounds or 0) for row in rows)
     facts = {
         "rows with an answer": f"{sum(row.measured for row in rows)} of {record.get('n_rows', len(rows))}",
         "measured on": record.get("devices"),
         "processors": record.get("n_processors"),
-        "starts of a row, each a process of its own": how.get("rounds"),
+        "starts of a row, each a process of its own": f"{rounds}, so far fewer of {counted(fewer, 'row')}"
+        if fewer
+        else rounds,
         "windows of a start, each beside one of a base that was started for the row": how.get("repeats"),
         "a window": f"{steps} steps" if steps else f"about {how.get('window_seconds')} s, at least 2 steps",
         "steps before that do not count, besides the first": how.get("warmup_steps"),
@@ -142,7 +145,8 @@ def _how(record: SweepRecord[LabRow]) -> list[Part]:
     busy = median(window.others_busy_share for row in rows for window in row.windows)
     noted = shared_note(busy, "windows", "Speeds are below those of a quiet machine, and intervals are wide.")
     once = ["With one start, intervals leave out what a process keeps for its life (some 3 % on a CPU)."]
-    return [Facts(facts), *noted, *(once if how.get("rounds") == 1 else ())]
+    starts = max((len(row.start_ratios) for row in rows), default=0)
+    return [Facts(facts), *noted, *(once if rounds == 1 or starts == 1 else ())]
 
 
 def shared_note(busy: float | None, of: str, effect: str) -> list[Part]:

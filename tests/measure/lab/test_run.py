@@ -1,5 +1,7 @@
 """Sweeps whose rows are pretended: what is paired with what, what a failure leaves, what a stopped lab goes on with."""
 
+import json
+
 import pytest
 
 from tomat.base.errors import TomatError
@@ -223,6 +225,10 @@ def test_a_stopped_lab_keeps_what_it_measured_and_goes_on(folder):
     assert not machine.alive
     path = record_path(folder / "track", "small")
     assert set(rows_on_record(path, LabRow)) == {"base", "fast"}
+
+    # Two starts were asked for, and no row has more than one yet.
+    text = write_lab_page(json.loads(path.read_text()), folder / "track").read_text()
+    assert "| 2, so far fewer of 2 rows |" in text and "With one start, intervals leave out" in text
 
     machine = Machine()
     machine.compiled = {"base", "fast"}

@@ -64,6 +64,13 @@ def test_accumulations_multiply_the_batch_and_the_page_has_the_edge(make, tmp_pa
     assert len(make([], policies=("off", "off"), accumulations=(1,), limit=2 * GIB).run()["searches"]) == 1
 
 
+def test_probes_that_had_the_machine_to_themselves_count_in_how_far_it_was_shared(make, tmp_path):
+    record = make([], accumulations=(1,)).run()
+    one = next(probe for probe in record["searches"][0]["probes"] if probe["status"] == "measured")
+    one["others_busy_share"] = 0.4
+    assert "The machine was shared" not in write_max_batch_page(record, tmp_path / "track").read_text()
+
+
 def test_a_search_that_was_stopped_claims_no_edge_and_goes_on(make, tmp_path):
     search = make([], accumulations=(1,))
 

@@ -30,7 +30,9 @@ def write_max_batch_page(record: Mapping[str, Any], tracking_dir: Path) -> Path:
         "timed steps of a probe": record["steps"],
     }
     said = "Each probe is a process that compiles, takes one step and then the timed steps. Loss: of that one step."
-    busy = median(one.others_busy_share for search in searches for one in search.probes if one.others_busy_share)
+    busy = median(
+        one.others_busy_share for search in searches for one in search.probes if one.others_busy_share is not None
+    )
     effect = "Step times are above those of a quiet machine; memory does not depend on it."
     body = []
     for search in searches:

@@ -53,7 +53,7 @@ def test_curves_tables_and_densities_are_those_of_the_files(run):
     reference, prediction = skewed_density(seed=1), skewed_density(seed=2)
     write_density(reference, run / REFERENCE_DENSITY, "cube")
     write_density(prediction, run / PREDICTED_DENSITY, "cube")
-    found = {"materials": [{"material_id": "<Si>", **MATERIAL}], "settings": {"materials_from": "here"}}
+    found = {"materials": [{"material_id": "<Si>", **MATERIAL}], "settings": {"materials_from": "here", "step": 1999}}
     (run / "evaluation.json").write_text(json.dumps({"free_running": found}))
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config + "\nnote_of_the_user: '<script>alert(1)</script>'\n")
@@ -68,6 +68,7 @@ def test_curves_tables_and_densities_are_those_of_the_files(run):
     material, _ = next(rows for rows in reader.tables if rows and rows[0][0][0] == "<Si>")
     assert [float(key) for _, key in material[1:]] == list(SHOWN.values())
     # What it achieved comes before all else, then the density, then the curves.
+    assert "NMAE, weights of step 1,999: " in reader.text
     assert reader.text.index("1.00 %") < reader.text.index("2.00 %") < reader.text.index("Slice across")
     assert reader.text.index("Slice across") < reader.text.index("train/loss")
     shown = reader.data["density-data"]["items"][0]["values"]

@@ -101,6 +101,13 @@ def test_speeds_are_those_of_the_devices_that_ran_last():
     assert summarise(record, None, 0, 0.0).devices == "8 x TPU v6 lite (asked for: v6e-4)"
 
 
+def test_errors_of_an_evaluation_before_the_last_step_are_left_out():
+    means = {"free_running_nmae": {"mean": 0.02}, "teacher_forced_nmae_median": {"mean": 0.05}}
+    both = [{"settings": {"step": step}, "over_materials": means} for step in (1, 2)]
+    figures = run_figures([row(0), row(1), row(2)], {**both[0], "free_running": both[1]})
+    assert figures["free_running_nmae"] == 0.02 and "held_out_nmae_median" not in figures
+
+
 def test_losses_that_are_no_numbers_are_left_out():
     rows = [row(0), {**row(1), "train/loss": None, "eval/validation/loss": 4.0}, row(2) | {"eval/validation/loss": 4.5}]
     figures = run_figures(rows, {"over_materials": {"teacher_forced_nmae_median": {"mean": 0.05}}})

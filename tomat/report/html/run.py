@@ -197,7 +197,9 @@ def _evaluation_sections(found: Mapping[str, Any], free: FreeRunningResult | Non
 def _nmae(result: FreeRunningResult | TeacherForcedResult) -> list[Any]:
     if not result.materials:
         return ["No material was evaluated."]
-    return [f"NMAE: {result.headline()}.", details(f"Every material ({len(result.materials):,})", result.table())]
+    step = result.settings.get("step")  # a run that went on shows what its earlier weights gave
+    whose = f"NMAE, weights of step {step:,}" if isinstance(step, int) else "NMAE"
+    return [f"{whose}: {result.headline()}.", details(f"Every material ({len(result.materials):,})", result.table())]
 
 
 def _configuration(config: Mapping[str, Any]) -> list[Any]:

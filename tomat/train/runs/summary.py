@@ -44,7 +44,8 @@ def run_figures(
     ran: Sequence[Mapping[str, Any]] | None = None,
 ) -> Figures:
     """First and last loss, newest and best validation loss, medians of the speeds, seconds, errors held out. `ran`: the
-    rows that speeds are taken from, all of which ran on the same devices (`RunRecord.ran`); None: all rows."""
+    rows that speeds are taken from, all of which ran on the same devices (`RunRecord.ran`); None: all rows. Errors of
+    an evaluation before the last step, which a run that went on still has, are left out."""
     losses, validation = _values(rows, "train/loss"), _values(rows, "eval/validation/loss")
     figures: Figures = {}
     if losses:
@@ -59,11 +60,12 @@ def run_figures(
     tokens = sum(float(row["tokens_per_second"]) * float(row["step_seconds"]) for row in rates)
     if is_figure(tokens):  # else damage made them too large
         figures["tokens"] = round(tokens)
-    for name, path in HELD_OUT.items():
-        found: Any = evaluation
-        for key in (*path, "mean"):
-            found = mapping(found).get(key)
-        if is_figure(found):
+    last_step = max((row["step"] for row in rows if is_figure(row.get("step"))), default=-1)
+    for name, (*part, over, key) in HELD_OUT.items():
+        result = mapping(evaluation.get(part[0])) if part else evaluation
+        step = mapping(result.get("settings")).get("step")
+        found = mapping(mapping(result.get(over)).get(key)).get("mean")
+        if is_figure(found) and not (is_figure(step) and step < last_step):
             figures[name] = found
     return figures
 

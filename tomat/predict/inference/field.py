@@ -67,7 +67,7 @@ def first_equals(crystal: Crystal, grid_shape: tuple[int, int, int]) -> np.ndarr
     Symmetries that do not take voxels to voxels are left out."""
     if len(crystal.atomic_numbers) > SYMMETRY_ATOMS:
         return np.arange(prod(grid_shape))
-    structure = Structure(crystal.lattice, crystal.atomic_numbers, crystal.frac_coords)
+    structure = Structure(crystal.lattice, crystal.atomic_numbers.tolist(), crystal.frac_coords)
     try:
         found = SpacegroupAnalyzer(structure, SYMMETRY_TOLERANCE_A, angle_tolerance=-1).get_symmetry_operations()
     except SymmetryUndeterminedError:  # atoms that coincide, which a prediction may be told to accept

@@ -22,7 +22,7 @@ from tomat.base.documents import with_checksum
 from tomat.base.errors import TomatError
 from tomat.base.layout import CODEC_FILE, CONFIG_FILE, PAGE_FILE, PROMOLECULE_FILE
 from tomat.base.reporting import first_line, readable_bytes, replacing, to_jsonable, write_json, write_text
-from tomat.predict.weights.arrays import SMALLEST_MATRIX, Part, arrays_sha256, part_of
+from tomat.predict.weights.arrays import Part, arrays_sha256, part_of
 from tomat.predict.weights.hub import front_matter
 from tomat.predict.weights.quantise import Quantised, Scheme, check_offered, quantise
 from tomat.predict.weights.record import (
@@ -126,9 +126,6 @@ def write_weights(
             else:
                 stored[name] = np.ascontiguousarray(found)
             on_array(name)
-    if compression is not None and not errors:
-        said = f"the model has no matrix of {', '.join(compression.bits)} with {SMALLEST_MATRIX:,} numbers or more"
-        raise TomatError(f"{said}, so nothing would be in few bits. Name other parts, or write it with `tomat export`.")
     kind = weights if compression is None else f"{weights}, {compression}"
     size = sum(array.nbytes for array in stored.values())
     written = WrittenWeights(size, 4 * sum(math.prod(array.shape) for array in arrays.values()), errors)

@@ -171,7 +171,8 @@ def test_again_replaces_what_is_on_record(folder):
 
 def test_where_nothing_is_left_to_measure_the_time_of_a_start_stays_on_record(folder):
     key = "overhead_seconds_per_start"
-    assert lab_of(folder, Machine()).run()[key] == lab_of(folder, Machine()).run()[key]
+    measured = lab_of(folder, Machine()).run()
+    assert lab_of(folder, Machine()).run(["fast"])[key] == measured[key]
 
 
 def test_on_an_accelerator_the_base_has_ended_before_its_rows_begin(folder):

@@ -61,6 +61,7 @@ DIAMOND = Structure.from_spacegroup("Fd-3m", Lattice.cubic(5.4), ["O"], [[0, 0, 
 def test_voxels_that_a_symmetry_makes_equal_have_one_sum_of_atoms(structure, grid_shape, times):
     crystal = Crystal(structure.lattice.matrix, np.array(structure.atomic_numbers), structure.frac_coords)
     first = first_equals(crystal, grid_shape)
+    assert first is not None
     rho = PROMOLECULE.density(crystal, grid_shape).ravel()
     np.testing.assert_allclose(rho[first], rho, rtol=1e-4, atol=1e-6)
     assert np.array_equal(first[first], first) and first.size >= times * np.unique(first).size
@@ -81,7 +82,7 @@ def test_atoms_that_nearly_have_a_symmetry_or_coincide_have_none():
     near = ROCK_SALT.frac_coords + np.random.default_rng(0).normal(0, 1e-4, (8, 3))
     for coords, numbers in ((near, ROCK_SALT.atomic_numbers), (np.zeros((8, 3)), [8] * 8)):
         crystal = Crystal(ROCK_SALT.lattice.matrix, np.array(numbers), coords)
-        assert np.array_equal(first_equals(crystal, (8, 8, 8)), np.arange(512))
+        assert first_equals(crystal, (8, 8, 8)) is None
 
 
 def test_the_batch_changes_nothing(run, monkeypatch):

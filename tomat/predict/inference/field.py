@@ -46,7 +46,8 @@ def cell_density(
     config, tables = cast(FieldConfig, run.config.model), cast(EnvironmentTables, run.tables)
     trainer = run.config.trainer_config()
     first = first_equals(crystal, grid_shape)
-    boxes = Boxes(crystal, grid_shape, config.basis.cutoff_a, first)
+    wanted = None if first is None else (first == np.arange(len(first))).reshape(grid_shape)
+    boxes = Boxes(crystal, grid_shape, config.basis.cutoff_a, wanted)
     both = np.empty((2, prod(grid_shape)), np.float32)
     with trainer.use_device_mesh():
         model = hax.shard(run.model, trainer.parameter_axis_mapping)
@@ -58,25 +59,27 @@ def cell_density(
                 values[voxels[voxels >= 0]] = np.asarray(each).reshape(voxels.shape)[voxels >= 0]
             if on_patches is not None:
                 on_patches(min(start + len(voxels), len(boxes)), len(boxes))
-    rho, deviations = both[:, first].reshape(2, *grid_shape)
+    rho, deviations = (both if first is None else both[:, first]).reshape(2, *grid_shape)
     return rho, deviations if config.members > 1 else None
 
 
-def first_equals(crystal: Crystal, grid_shape: tuple[int, int, int]) -> np.ndarray:
+def first_equals(crystal: Crystal, grid_shape: tuple[int, int, int]) -> np.ndarray | None:
     """For each voxel the first one that a symmetry of the crystal makes equal to it: flat indices `[nx * ny * nz]`.
-    Symmetries that do not take voxels to voxels are left out."""
+    Symmetries that do not take voxels to voxels are left out; None: there are no others."""
     if len(crystal.atomic_numbers) > SYMMETRY_ATOMS:
-        return np.arange(prod(grid_shape))
+        return None
     structure = Structure(crystal.lattice, crystal.atomic_numbers.tolist(), crystal.frac_coords)
     try:
         found = SpacegroupAnalyzer(structure, SYMMETRY_TOLERANCE_A, angle_tolerance=-1).get_symmetry_operations()
     except SymmetryUndeterminedError:  # atoms that coincide, which a prediction may be told to accept
-        return np.arange(prod(grid_shape))
+        return None
     shape = np.array(grid_shape)
     turns = np.array([one.rotation_matrix for one in found]) * shape[:, None] / shape
     shifts = np.array([one.translation_vector for one in found]) * shape
     whole = (abs(turns - turns.round()) < 1e-6).all(axis=(1, 2)) & (abs(shifts - shifts.round()) < 1e-3).all(axis=1)
     turns, shifts = turns[whole].round(), shifts[whole].round()
+    if len(turns) == 1:
+        return None
     first = np.full(prod(grid_shape), prod(grid_shape))
     left = np.arange(len(first))
     while len(left):
@@ -105,8 +108,8 @@ def densities_of_boxes(
 
 
 class Boxes:
-    """Boxes of nearly equal sides that tile the grid of a cell, and the atoms near each. `wanted`, flat indices: only
-    the boxes with these voxels."""
+    """Boxes of nearly equal sides that tile the grid of a cell, and the atoms near each. `wanted`, bool `[nx, ny, nz]`:
+    only the boxes with these voxels."""
 
     def __init__(
         self, crystal: Crystal, grid_shape: tuple[int, int, int], reach_a: float, wanted: np.ndarray | None = None
@@ -122,10 +125,9 @@ class Boxes:
         self._shape = tuple(map(len, sides))
         self._boxes = np.arange(prod(self._shape))
         if wanted is not None:
-            box = [np.repeat(np.arange(len(parts)), [*map(len, parts)]) for parts in sides]
-            places = np.unravel_index(np.unique(wanted), grid_shape)
-            at = tuple(each[place] for each, place in zip(box, places, strict=True))
-            self._boxes = np.unique(np.ravel_multi_index(at, self._shape))
+            for axis, parts in enumerate(sides):
+                wanted = np.logical_or.reduceat(wanted, [part[0] for part in parts], axis=axis)
+            self._boxes = np.flatnonzero(wanted)
         self.numbers, self.positions = atoms_of_cell(crystal, reach_a)
         self._tree = KDTree(self.positions)
         self._elements = len(np.unique(self.numbers))

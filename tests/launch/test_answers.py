@@ -37,6 +37,7 @@ from tomat.launch.answers import Refusal, quota_words, refusal
             "CreateNode requests per minute' of service 'tpu.googleapis.com'",
             Refusal.NO_CAPACITY,
         ),
+        ("Error code 13, message: an internal error has occurred", Refusal.FAULT),
         ("ALREADY_EXISTS: Resource already exists", Refusal.EXISTS),
         ("There was a problem refreshing your current auth tokens: Reauthentication failed", Refusal.LOGIN),
         ("PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", Refusal.OTHER),

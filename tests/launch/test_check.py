@@ -118,6 +118,16 @@ def test_each_fault_is_a_line_with_its_remedy(world, changed, name, state, said,
     assert {other["state"] for key, other in checks(world).items() if key != name} <= {"ok"}
 
 
+@pytest.mark.parametrize("user", ["root", "me"])
+def test_a_root_is_told_that_ssh_refuses_it(world, monkeypatch, user):
+    """By `PermitRootLogin` of Google's images: in a container without another user the launch would end at `install`,
+    with a slice that is paid for."""
+    answers(world, **{"tpu-vm_list": (0, "")})
+    monkeypatch.setenv("LOGNAME", user)
+    main(WORDS)
+    assert ("You are root" in checks(world)["ssh"]["remedy"]) is (user == "root")
+
+
 def test_each_zone_is_asked(world):
     answers(world)
     assert main([*WORDS, "--zone", "us-east5-b,us-central1-b"]) == 1

@@ -44,6 +44,8 @@ FAILED, LOST, NONE, STOPPED = Ending.FAILED, Ending.MACHINE_LOST, Ending.NO_CAPA
         ([(LOST, 0)] * 5, "5 attempts in a row with fewer than 50 steps"),
         ([(FAILED, 49)] * 5, "5 attempts in a row with fewer than 50 steps"),
         ([(FAILED, 49)] * 4 + [(FAILED, 50)] + [(FAILED, 49)] * 4, None),
+        ([(Ending.NOT_MADE, 0)] * 4, None),
+        ([(Ending.NOT_MADE, 0)] * 5, "5 attempts in a row with fewer than 50 steps"),
         # Machines that are not there cost nothing.
         ([(NONE, 0)] * 300, None),
     ],

@@ -92,7 +92,12 @@ SCENARIOS = {
     "preempted, then only elsewhere": (
         [(2000, "preempted"), (2000, f"no capacity {ZONES[0]}")], {"zones": ZONES}, "finished", 2, 1.8
     ),
-    "a create that fails and leaves a slice": ([(0, "failed create")], {}, "INTERNAL.*Check zone", 0, 0.2),
+    "a create that fails and leaves a slice": ([(0, "failed create")], {}, "5 attempts in a row", 5, 0.4),
+    "a create that fails for a while": (
+        [(0, "failed create"), (400, "no more failed create")], {}, "finished", None, 1.7
+    ),
+    "a quota of zero in the first zone": ([(0, f"quota {ZONES[0]}")], {"zones": ZONES}, "finished", 1, 1.4),
+    "a quota of zero in both zones": ([(0, "quota")], {"zones": ZONES}, "quota: .* is 0.*nothing was started", 0, 0.0),
     "a login that has expired before": ([(0, "login")], {}, "gcloud auth login", 0, 0.0),
     "a login that expires meanwhile": ([(2000, "login")], {}, "Reauthentication.*auth login|failed 10 times", 0, 2.0),
     "a bucket that refuses": ([(0, "denied")], {}, "403", 0, 0.0),
@@ -213,6 +218,35 @@ def test_a_launch_whose_slice_was_not_given_back_is_not_over():
     assert said == "finished" and second.launch.pack.sha256 == "a" * 64
     assert second.held_hours * HOUR == pytest.approx(twin.paid_seconds, abs=600)
     sound(twin)
+
+
+def test_a_launcher_that_google_does_not_answer_leaves_a_training_at_work():
+    """It could delete the slice as soon as Google answers again; the same command is to go on with it."""
+    twin = Twin()
+    first = launcher(twin)
+
+    def run(command: Command) -> Result:
+        if 3000 < twin.time < 4000 and command.argv[1] == "compute" and command != first.machine.launch.delete:
+            twin.advance(30.0)
+            return Result(1, "", "ERROR: gcloud crashed (TransportError)")
+        return twin.run(command)
+
+    first.run = first.machine.run = run
+    with pytest.raises(TomatError, match="failed 10 times in a row.*the same command goes on"):
+        first.supervise()
+    assert twin.slices
+    said, second = launched(twin)
+    assert said == "finished" and second.endings == ["finished"] and not twin.lost
+    sound(twin)
+
+
+def test_a_smoke_run_that_has_finished_pays_for_no_second_slice():
+    twin = Twin()
+    assert launched(twin, only_once=True)[0] == "finished"
+    paid = twin.paid_seconds
+    said, _ = launched(twin, only_once=True)
+    assert "run 'r' has finished" in said and "Remove gs://b/runs/r" in said
+    assert twin.paid_seconds == paid and not twin.slices
 
 
 def test_a_laptop_that_is_opened_again_finds_the_training_at_work():

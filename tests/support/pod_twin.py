@@ -353,7 +353,8 @@ class Twin(Clock):
     def _create(self, zone: str, flags: dict[str, str]) -> Result:
         if zone in self.slices:
             return Result(1, "", "ERROR: ALREADY_EXISTS: Resource already exists")
-        for flag, said in ((f"no capacity {zone}", NO_CAPACITY), ("no capacity", NO_CAPACITY), ("quota", QUOTA)):
+        for flag, said in ((f"no capacity {zone}", NO_CAPACITY), ("no capacity", NO_CAPACITY), ("quota", QUOTA),
+                           (f"quota {zone}", QUOTA)):  # fmt: skip
             if flag in self.flags:
                 return Result(1, "", said)
         self._boot(zone, flags, "READY")

@@ -285,6 +285,7 @@ def _launch_gcloud(args: argparse.Namespace, launch: "TpuLaunch", zones: Sequenc
         zones=zones,
         max_hours=caps.hours(launch.slice),
         new_pack=args.new_pack,
+        only_once=args.smoke,
     )
     began = time.monotonic()
     smoke = Smoke(launch, run_command, supervisor.clock) if args.smoke else None

@@ -37,6 +37,10 @@ _UNREACHABLE = (
     "network connectivity issues",
     "gcloud crashed",
 )
+_FAULT = (
+    # `Error code 13, message: an internal error has occurred`, for TPU VMs (hashicorp/terraform-provider-google 16147).
+    "internal error",
+)
 _EXISTS = ("already_exists", "already exists")
 _LOGIN = (
     # Messages of gcloud itself if there is no login, or it has expired.
@@ -54,6 +58,8 @@ class Refusal(enum.Enum):
     NO_CAPACITY = "no capacity"
     UNREACHABLE = "unreachable"
     """Google was not asked, or did not answer; a request may have reached it all the same."""
+    FAULT = "fault"
+    """Google failed by itself, now or for days; a request may have left something all the same."""
     EXISTS = "exists"
     LOGIN = "login"
     OTHER = "other"
@@ -68,6 +74,7 @@ def refusal(said: str) -> Refusal:
         (Refusal.NO_CAPACITY, _WAIT),
         (Refusal.UNREACHABLE, _UNREACHABLE),  # before LOGIN: without a network, gcloud also advises to log in
         (Refusal.LOGIN, _LOGIN),
+        (Refusal.FAULT, _FAULT),
     ):
         if any(one in lower for one in words):
             return meaning

@@ -1,5 +1,6 @@
 """Checks before a launch: problems known here, and login, project, slice, quota, network and buckets at Google."""
 
+import getpass
 import ipaddress
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -203,7 +204,11 @@ def _of_the_firewall(ask: Callable[..., CheckLine], launch: TpuLaunch, own: str,
     found = ask("a TPU VM to try ssh on", (*words, "--format=value(name.basename())", "--limit=1"), "", optional=True)
     if found.state != "ok" or not found.said:
         said = "not tried: there is no TPU VM in the zone" if found.state == "ok" else f"not tried: {found.said}"
-        yield CheckLine("ssh", "unknown", said, "the launch tries it when it installs; firewall and OS Login decide it")
+        remedy = "the launch tries it when it installs; firewall and OS Login decide it"
+        if getpass.getuser() == "root":  # https://cloud.google.com/compute/docs/connect/root-ssh
+            remedy += ". You are root here, whom Google's images refuse unless OS Login gives you another name: start "
+            remedy += "the launch as another user"
+        yield CheckLine("ssh", "unknown", said, remedy)
         return
     reach = ("--internal-ip",) if launch.internal_ips else ()
     words = ("compute", "tpus", "tpu-vm", "ssh", found.said, f"--zone={launch.zone}", own, "--worker=0", *reach)

@@ -23,6 +23,14 @@ NOT_YET_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PR
 """States of a queued resource that has not given a slice so far."""
 
 
+class Unreachable(TomatError):
+    """gcloud has not answered for long. What the hosts do is not known."""
+
+
+class NoQuota(TomatError):
+    """The project has no quota for a slice in a zone."""
+
+
 class Clock:
     """The clock of this machine. Tests replace it."""
 
@@ -137,6 +145,7 @@ class Machine:
         silent = stuck = 0
         began = self.clock.now()
         refused: list[str] = []
+        without_quota: list[str] = []
         while True:
             self.looked()
             if self.is_capped:
@@ -166,7 +175,13 @@ class Machine:
                             return Ending.FAILED, f"the slice is {state}, and was not deleted in {stuck} attempts"
                         self.clock.sleep(self.policy.poll_seconds)
                         continue
-                ending = self._failed(why) if queue == "FAILED" else self._create()
+                try:
+                    ending = self._failed(why) if queue == "FAILED" else self._create()
+                except NoQuota as error:  # a quota may be of one zone, so the others are asked all the same
+                    ending = Ending.NO_CAPACITY, str(error)
+                    without_quota.append(str(error))
+                    if len(without_quota) >= max(1, len(self.zones)):
+                        raise NoQuota(f"{'; '.join(dict.fromkeys(without_quota))}; nothing was started.") from None
                 if ending is not None:
                     refused.append(f"{self.launch.zone}: {ending[1]}")
                     self._next_zone()
@@ -210,6 +225,8 @@ class Machine:
         self._released()
         if meaning in (Refusal.NO_CAPACITY, Refusal.UNREACHABLE):
             return Ending.NO_CAPACITY, result.last_line
+        if meaning is Refusal.FAULT:
+            return Ending.NOT_MADE, result.last_line
         self._refuse_final(said)
         ended = f"`{self.launch.create.line}` ended with status {result.status}: {result.last_line}"
         raise TomatError(f"{ended}. Check zone, project, quota and name; nothing was started.")
@@ -217,19 +234,21 @@ class Machine:
     def _failed(self, why: str) -> tuple[Ending, str]:
         """The ending for a queued resource that failed and was given back. An immediate retry would fail again."""
         self._refuse_final(why)
+        if refusal(why) is Refusal.FAULT:
+            return Ending.NOT_MADE, f"the queued resource failed: {why}"
         if why and refusal(why) is not Refusal.NO_CAPACITY:
             raise TomatError(f"the queued resource failed: {why}. Correct that; nothing was started.")
         return Ending.NO_CAPACITY, f"the queued resource failed: {why or 'Google does not say why'}"
 
     def _refuse_final(self, said: str) -> None:
         if refusal(said) is Refusal.QUOTA:
-            raise TomatError(f"{quota_words(said, self.launch.project)}; nothing was started.")
+            raise NoQuota(quota_words(said, self.launch.project))
 
-    def unreachable(self, silent: int) -> TomatError:
+    def unreachable(self, silent: int) -> Unreachable:
         """The error for a gcloud that does not answer any more. The hosts then act on their own."""
         said = f"`{self.launch.machine_state.line}` failed {silent} times in a row: {self.unanswered}"
         left = self.launch.unwatched_words if self.held else "no slice is known to be held"
-        return TomatError(f"{said}. Check the network and `gcloud auth list`; {left}, and the same command goes on.")
+        return Unreachable(f"{said}. Check the network and `gcloud auth list`; {left}, and the same command goes on.")
 
     def give_back(self) -> bool:
         """Delete the slice. Returns whether it is gone, and tells the user what to do if it is not."""

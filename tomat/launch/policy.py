@@ -14,6 +14,7 @@ class Ending(enum.Enum):
     MACHINE_LOST = "lost its machines"
     HOST_LOST = "lost a host"
     NO_CAPACITY = "got no machines"
+    NOT_MADE = "met an internal error at Google"
     STORAGE_FAULT = "could not reach its storage"
     CHIP_HELD = "found its chips held by another process"
     FAILED = "failed"
@@ -21,7 +22,7 @@ class Ending(enum.Enum):
 
 
 FAILURES = frozenset({Ending.FAILED, Ending.STORAGE_FAULT, Ending.CHIP_HELD, Ending.HOST_LOST})
-WAITED_FOR = FAILURES - {Ending.HOST_LOST} | {Ending.NO_CAPACITY}
+WAITED_FOR = FAILURES - {Ending.HOST_LOST} | {Ending.NO_CAPACITY, Ending.NOT_MADE}
 
 
 def judge(statuses: list[str]) -> tuple[Ending, str]:
@@ -43,7 +44,7 @@ class RestartPolicy:
     max_failures: int = 5
     """The launch ends after this many attempts in a row with fewer than `healthy_steps` each."""
     max_without_step: int = 2
-    """The launch ends after this many attempts in a row without a step; those that lost their machines do not count."""
+    """The launch ends after this many attempts in a row without a step; those without machines do not count."""
     healthy_steps: int = 50
     backoff_seconds: float = 30.0
     """Wait after the first failure or refused request for machines. Each further one doubles it."""
@@ -104,7 +105,7 @@ class Health:
         self.short += 1
         if steps > 0:
             self.without_step = 0
-        elif ending is not Ending.MACHINE_LOST:
+        elif ending not in (Ending.MACHINE_LOST, Ending.NOT_MADE):
             self.without_step += 1
 
     def replaced(self) -> None:

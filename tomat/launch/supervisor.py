@@ -12,7 +12,7 @@ from tomat.base.tpu_faults import known_tpu_fault
 from tomat.launch.answers import Refusal, refusal
 from tomat.launch.command import Command, Result
 from tomat.launch.gcloud import TpuLaunch
-from tomat.launch.machine import LOST_STATES, Clock, Machine
+from tomat.launch.machine import LOST_STATES, Clock, Machine, Unreachable
 from tomat.launch.policy import FAILURES, WAITED_FOR, Ending, Health, RestartPolicy, judge
 from tomat.launch.prices import MARGIN_SECONDS
 from tomat.launch.record import (
@@ -41,6 +41,8 @@ class Supervisor:
     max_hours: float | None = None
     new_pack: bool = False
     """Replace the pack of a launch that has not ended."""
+    only_once: bool = False
+    """Refuse a run whose launch has finished: there is nothing left to train, and a slice would be paid for."""
     at_end: Callable[["Supervisor"], None] = field(default=lambda supervisor: None)
     """Called once the training is finished, while the slice still exists."""
     clock: Clock = field(default_factory=Clock)
@@ -94,7 +96,8 @@ class Supervisor:
                     self._give_back()
             raise
         except BaseException as error:
-            if self.machine.held:
+            # A training that was at work when gcloud last answered may still be; the same command then goes on with it.
+            if self.machine.held and not (isinstance(error, Unreachable) and self._trains):
                 self._give_back()
             if not self.machine.held:  # else the same command goes on with the slice, its pack and its hours so far
                 self._ended = self._ended or str(error) or type(error).__name__
@@ -114,6 +117,10 @@ class Supervisor:
                 name = self.launch.run_name
                 raise TomatError(f"run '{name}' is launched by {other}; leave it to that one, or use another run_name.")
             self._go_on(record, age)
+        elif record is not None and self.only_once and record.ended == Ending.FINISHED.value:
+            said = f"run '{self.launch.run_name}' has finished, and would train nothing"
+            remedy = f"Remove {self.launch.run_url}, or give another --run_name, to repeat it"
+            raise TomatError(f"{said}. {remedy}; nothing was started.")
         else:
             self._must(self.launch.send_pack, "Check the bucket and your access to it")
         write = self.launch.write_record(self._record().text, only_new=record is None)

@@ -21,6 +21,8 @@ from tomat.base.shipped import PACKAGE, code_details
 PACKAGES = ("jax", "jaxlib", "libtpu", "marin-levanter", "marin-haliax", "equinox", "tensorstore", "zarr", "pymatgen")
 SELF_TEST = "GaP-zinc-blende-ideal"
 """A held-out cell of two atoms."""
+LARGEST_NMAE = 0.012
+"""The packaged model is below it on this cell by a factor of two; the sum of atoms has 7.6 %."""
 FAILED_STATUS = 1
 
 
@@ -32,7 +34,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def _run_doctor(args: argparse.Namespace) -> int:
     """Say what is installed and which devices JAX finds, and predict a small held-out cell with the model in the
-    package. Exit status 1 if the prediction fails."""
+    package. Exit status 1 if the prediction fails, or is not as good as it was when the model was packaged."""
     found: dict[str, Any] = {
         "tomat": __version__,
         **code_details(),
@@ -83,7 +85,11 @@ def _self_test() -> dict[str, Any]:
     except (TomatError, RuntimeError) as error:
         return {"self_test_error": str(error)}
     nmae = float(abs(predicted.rho - true.rho).sum() / true.rho.sum())
-    return {"self_test": SELF_TEST, "self_test_nmae": nmae, "self_test_seconds": time.monotonic() - started}
+    found = {"self_test": SELF_TEST, "self_test_nmae": nmae, "self_test_seconds": time.monotonic() - started}
+    if not nmae < LARGEST_NMAE:  # also a NaN
+        said = f"NMAE {100 * nmae:.3g} %, expected below {100 * LARGEST_NMAE:g} %"
+        found["self_test_error"] = f"{said}: this installation does not compute what the model learnt; install it anew"
+    return found
 
 
 def _shown(name: str, value: Any) -> str:

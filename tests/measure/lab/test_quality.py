@@ -21,7 +21,7 @@ from tomat.measure.lab.quality import Quality, QualityRow, against_base, seeds_o
 from tomat.measure.lab.quality_runs import FinishedRun, RunFailed, check_judged, share_data, train_run, tuning_overrides
 from tomat.measure.lab.run import alone_in
 from tomat.perf.tuning.sweep_config import load_sweep
-from tomat.report.pages.quality_page import quality_table, write_quality_page
+from tomat.report.pages.quality_page import _curve_charts, _same, quality_table, write_quality_page
 from tomat.train.settings.config import load_config
 
 SEEDS = (0, 1, 2)
@@ -206,3 +206,10 @@ def test_the_record_is_of_what_was_asked_where_nothing_is_left_to_train(tmp_path
     row = QualityRow("a", None, {}, "", {}, figures={0: {}, 1: {}})
     study = Quality(SweepConfig("s", ()), [0, 1], tmp_path, tmp_path / "record.json", rows={"a": row})
     assert study.run() == json.loads((tmp_path / "record.json").read_text())
+
+
+def test_a_study_whose_base_was_not_trained_has_a_page_without_curves():
+    """Drawing no curves at all ended in a traceback, and a row that nobody compared was "not the same"."""
+    row = {"name": "base", "exact": True, "loss_window_means": {}, "against_base": None}
+    assert _curve_charts({"window_end_steps": [5], "rows": [row], "loss_unit": "nats"}, "tiny") == []
+    assert _same(row).text == "not compared"

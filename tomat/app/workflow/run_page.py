@@ -121,15 +121,15 @@ def _origin(events: list[dict[str, Any]]) -> list[Part]:
 
 
 def history_summary(events: list[dict[str, Any]]) -> str:
-    """One sentence with the numbers of survived interruptions, repeated steps and changed settings."""
+    """One sentence with the numbers of resumes and their reasons, repeated steps and changed settings."""
     resumes = [event for event in events if event["event"] == "resume"]
     orderly = sum(event.get("after") == "preempted" for event in resumes)
     killed = sum(event.get("after") == "killed" for event in resumes)
     again = sum(event["steps_again"] for event in resumes if is_figure(event.get("steps_again")))
     changes = sum(event["event"] == "allow_change" for event in events)
     return (
-        f"{len(resumes)} interruptions survived ({orderly} with a checkpoint in time, {killed} killed), {again} steps "
-        f"done again, {changes} settings changed with --allow_change."
+        f"{len(resumes)} resumes ({orderly} after an interruption with a checkpoint in time, {killed} after a kill), "
+        f"{again} steps done again, {changes} settings changed with --allow_change."
     )
 
 

@@ -56,9 +56,9 @@ def write_quality_page(record: Mapping[str, Any], tracking_dir: Path, page: Path
     page = page or page_path(tracking_dir, record["sweep"])
     sections = [Section("", _introduction(record), "introduction")]
     if _with_curves(record):
-        curves, differences = _curve_charts(record, page.stem)
-        sections.append(Section("Meant to be exact", [*_exact_parts(record), differences], "exact"))
-        sections.append(Section("Not exact", [*_quality_parts(record), curves], "inexact"))
+        charts = _curve_charts(record, page.stem)
+        sections.append(Section("Meant to be exact", [*_exact_parts(record), *charts[1:]], "exact"))
+        sections.append(Section("Not exact", [*_quality_parts(record), *charts[:1]], "inexact"))
     else:
         quality = [*_quality_parts(record), *_speed_charts(record, page.stem)]
         sections.append(Section("Speed and quality", quality, "quality"))
@@ -219,7 +219,8 @@ def _curves(row: Row) -> Mapping[str, Any]:
 
 
 def _same(row: Row) -> Verdict:
-    same = bool(_curves(row).get("same_curve"))
+    if (same := _curves(row).get("same_curve")) is None:
+        return Verdict("not compared", State.DOUBTFUL)
     return Verdict("the same", State.GOOD) if same else Verdict("not the same", State.BAD)
 
 
@@ -258,8 +259,11 @@ def _speed_charts(record: Mapping[str, Any], stem: str) -> list[Chart]:
     return [Chart(said, [*series, Series("base", [1.0], [0.0], "crosses", "#6b7680")], x, y, said, f"{stem}.svg")]
 
 
-def _curve_charts(record: Mapping[str, Any], stem: str) -> tuple[Chart, Chart]:
+def _curve_charts(record: Mapping[str, Any], stem: str) -> list[Chart]:
+    """The loss curves, and their differences from the base's; none if no seed of the base was trained."""
     steps, base = record["window_end_steps"], _window_means(record["rows"][0])
+    if not base.size:
+        return []
     apart = np.ptp(base, axis=0) / base.mean(axis=0)
     curves = []
     differences = [Series("base: highest less lowest seed", steps, apart.tolist(), colour="#000000")]
@@ -276,10 +280,10 @@ def _curve_charts(record: Mapping[str, Any], stem: str) -> tuple[Chart, Chart]:
     first, second = "Loss curves", "Relative difference of the loss"
     of_loss, of_difference = Axis(f"loss, {record['loss_unit']}"), Axis(second.lower(), log=True)
     size = (7.0, 3.6)
-    return (
+    return [
         Chart(first, curves, Axis("step"), of_loss, f"{first}; {said}", f"{stem}-curves.svg", size),
         Chart(second, differences, Axis("step"), of_difference, f"{second}; {said}", f"{stem}-differences.svg", size),
-    )
+    ]
 
 
 def _window_means(row: Row) -> np.ndarray:

@@ -172,4 +172,7 @@ def test_what_cannot_be_leaves_nothing(run_dir, tmp_path, capsys):
         write_weights(
             run_dir, arrays, 0, "", tmp_path / "out", compression=Compression("lut", 128, {"mlp": 4}), on_array=stopped
         )
+    broken = {"a": np.where(np.arange(64) == 3, np.nan, arrays["a"])}
+    with pytest.raises(TomatError, match="a has 64 values of 4,096 that are not finite numbers"):
+        write_weights(run_dir, broken, 0, "", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]

@@ -109,6 +109,9 @@ def write_weights(
         name, array = item
         if isinstance(array, Quantised):
             return name, array, 0.0
+        if bad := np.count_nonzero(~np.isfinite(array)):
+            said = f"{name} has {bad:,} values of {array.size:,} that are not finite numbers"
+            raise TomatError(f"{said}, so the model predicts none; take an earlier checkpoint of {run_dir}.")
         part = part_of(name, array.shape)
         if compression is None or part is None or part not in compression.bits:
             return name, array, 0.0

@@ -3,7 +3,7 @@
 What only `DensityDecoder` has (an environment, products in int8) is None for all others.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import haliax as hax
 from haliax import NamedArray
@@ -11,15 +11,27 @@ from levanter.layers.attention import AttentionMask
 from levanter.models.lm_model import LmConfig, LmHeadModel
 
 from tomat.base.errors import TomatError
-from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, Int8Matmuls
 from tomat.model.embedding import with_float32_sums
 from tomat.model.environment import EnvironmentTables, FieldShape
 from tomat.model.nearby_atoms import AtomsRead, NearbyAtoms, PatchAtoms
 
+if TYPE_CHECKING:
+    # Levanter's decoders import transformers, which takes an eighth of a field model's start.
+    from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, Int8Matmuls
+
+
+def is_density_decoder(config: LmConfig) -> "TypeGuard[DensityDecoderConfig]":
+    """Whether `config` is that of tomat's own decoder; to ask this of a field model, no decoder is imported."""
+    return config.get_choice_name(type(config)) == "density_decoder"
+
+
+def _is_own_decoder(model: LmHeadModel) -> "TypeGuard[DensityDecoder]":
+    return is_density_decoder(model.config)
+
 
 def build_mask(config: LmConfig) -> AttentionMask:
     """The attention mask of a decoder: causal, with the sliding window of its configuration."""
-    if isinstance(config, DensityDecoderConfig):
+    if is_density_decoder(config):
         return AttentionMask.causal(sliding_window=config.window)
     window = getattr(config, "sliding_window", None)
     if window is None or getattr(config, "use_sliding_window", True) is False:
@@ -60,12 +72,12 @@ def is_field(config: LmConfig) -> bool:
 
 def field_of(config: LmConfig) -> FieldShape | None:
     """`model.field` of a configuration; None also for models that cannot have it."""
-    return config.field if isinstance(config, DensityDecoderConfig) else None
+    return config.field if is_density_decoder(config) else None
 
 
-def int8_matmuls_of(config: LmConfig) -> Int8Matmuls | None:
+def int8_matmuls_of(config: LmConfig) -> "Int8Matmuls | None":
     """`model.int8_matmuls` of a configuration; None also for models that cannot have it."""
-    return config.int8_matmuls if isinstance(config, DensityDecoderConfig) else None
+    return config.int8_matmuls if is_density_decoder(config) else None
 
 
 class HiddenHead(NamedTuple):
@@ -88,7 +100,7 @@ def hidden_and_head(
     key=None,
 ) -> HiddenHead:
     """The model's output after each token, with what it knows of the atoms if it has an `environment`."""
-    if not isinstance(model, DensityDecoder) or (environment := model.environment) is None:
+    if not _is_own_decoder(model) or (environment := model.environment) is None:
         return HiddenHead(causal_activations(model, tokens, key=key), model.get_lm_head())
     if atoms is None or tables is None:
         raise TomatError("the model has model.environment and was given no atoms; read them with the rows.")

@@ -10,7 +10,6 @@ import draccus
 import jax
 import levanter.config  # noqa: F401  (registers draccus codecs for jmp policies, time deltas and checkpoint policies)
 from levanter.layers.scan_checkpoint import ScanCheckpointPolicy
-from levanter.models.llama import LlamaConfig
 from levanter.models.lm_model import LmConfig
 from levanter.optim.config import LrSchedule, OptimizerConfig
 from levanter.tracker.wandb import WandbConfig
@@ -19,8 +18,7 @@ from levanter.trainer import TrainerConfig
 from tomat.base.config_keys import fields_below, meaning_of
 from tomat.base.documents import flatten, mapping, take_out
 from tomat.base.errors import TomatError
-from tomat.model.any_decoder import environment_of, field_of, int8_matmuls_of, is_field
-from tomat.model.decoder import DensityDecoderConfig
+from tomat.model.any_decoder import environment_of, field_of, int8_matmuls_of, is_density_decoder, is_field
 from tomat.train.runs.former_keys import FORMER
 from tomat.train.settings.schema import RunSchema
 from tomat.train.settings.trainer import TrainerSettings, without_output
@@ -88,9 +86,8 @@ def refuse_what_cannot_work(config: RunSchema) -> None:
         said = "data.codec_relative is true, and a model without model.environment does not know the sum of atoms"
         raise TomatError(f"{said}. Set model.environment (`{{}}` for its defaults), or leave data.codec_relative out.")
     _check_optimizer(config.optimizer)
-    kind = config.optimizer.get_choice_name(type(config.optimizer))
     for section, settings in (("optimizer", config.optimizer), ("model", config.model)):
-        for name, kept, instead in _unused(section, type(settings), kind):
+        for name, kept, instead in _unused(section, type(settings), settings.get_choice_name(type(settings))):
             if (value := getattr(settings, name)) != kept:
                 raise TomatError(f"{section}.{name} is {value!r}, which tomat takes as {kept!r} alone: {instead}.")
     if config.distillation is not None:
@@ -127,7 +124,7 @@ def drop_without_effect(values: dict[str, Any]) -> list[str]:
     dropped = [key for key in without_former(values) if key.startswith("trainer.")]
     for section, registry in (("model", LmConfig), ("optimizer", OptimizerConfig)):
         kind = str(mapping(values.get(section)).get("type"))
-        if (cls := registry.get_known_choices().get(kind)) is None:
+        if kind == "field" or (cls := registry.get_known_choices().get(kind)) is None:
             continue
         for name, kept, _ in _unused(section, cls, kind):
             was_there, found = take_out(values, f"{section}.{name}")
@@ -152,8 +149,13 @@ def _unused(section: str, cls: type, kind: str) -> Iterator[tuple[str, Any, str]
     unused: Mapping[str, str | None] = {}
     if section == "optimizer":
         unused = OPTIMIZER_NO_EFFECT.get(kind, {})
-    elif issubclass(cls, LlamaConfig):
-        unused = {name: meaning_of(field).unused for name, (field, _) in fields_below(DensityDecoderConfig).items()}
+    elif kind != "field":  # a field model has none, and is known without an import of Levanter's decoders
+        from levanter.models.llama import LlamaConfig
+
+        from tomat.model.decoder import DensityDecoderConfig
+
+        if issubclass(cls, LlamaConfig):
+            unused = {name: meaning_of(field).unused for name, (field, _) in fields_below(DensityDecoderConfig).items()}
     for field in dataclasses.fields(cls):
         if (instead := unused.get(field.name)) is not None:
             yield field.name, field.default, instead
@@ -175,7 +177,7 @@ def _check_optimizer(optimizer: OptimizerConfig) -> None:
 def _check_checkpointing(model: LmConfig) -> None:
     """Refuse a name that is no checkpoint policy of Levanter's decoders; `DensityDecoderConfig` knows its own."""
     choice = getattr(model, "gradient_checkpointing", None)
-    if isinstance(choice, str) and not isinstance(model, DensityDecoderConfig):
+    if isinstance(choice, str) and not is_density_decoder(model):
         try:
             ScanCheckpointPolicy.from_bool_or_str(choice)
         except ValueError:

@@ -16,6 +16,7 @@ from typing import Any
 import draccus
 import mergedeep
 import msgspec
+from draccus.parsers.decoding import decode_choice_class, decode_dataclass
 from draccus.utils import DecodingError
 from levanter.models.lm_model import LmConfig
 from levanter.optim.config import AdamConfig, OptimizerConfig
@@ -28,7 +29,7 @@ from tomat.base.errors import TomatError
 from tomat.base.layout import CHECKPOINT_FOLDER
 from tomat.base.overrides import COMMAND_LINE, naming_words_of, parse_overrides, read_yaml, set_by, tomat_cause
 from tomat.base.reporting import dump_json, tell
-from tomat.model.decoder import DensityDecoderConfig
+from tomat.model.any_decoder import is_density_decoder
 from tomat.train.runs.former_keys import FOLLOWS
 from tomat.train.settings.checks import LEVANTER_DEFAULTS, drop_without_effect, refuse_what_cannot_work, without_former
 from tomat.train.settings.schema import RunSchema, TrackersSchema
@@ -44,7 +45,7 @@ class TrackersConfig(TrackersSchema):
 class TrainConfig(RunSchema):
     """One training run, whole. These three fields have Levanter's classes here; the schema says what they are."""
 
-    model: LmConfig = field(default_factory=lambda: DensityDecoderConfig())
+    model: LmConfig = field(default_factory=lambda: _model({"type": "density_decoder"}))
     optimizer: OptimizerConfig = field(default_factory=AdamConfig)
     trackers: TrackersConfig = key(TrackersConfig(), step=False)
 
@@ -52,7 +53,7 @@ class TrainConfig(RunSchema):
         super().__post_init__()
         refuse_what_cannot_work(self)
         self.trainer_config()  # Levanter refuses what it cannot read, such as a time or an interval
-        if self.slice is not None and not self.run_elsewhere and isinstance(self.model, DensityDecoderConfig):
+        if self.slice is not None and not self.run_elsewhere and is_density_decoder(self.model):
             from tomat.hardware.chips import TPU_SLICES  # no prediction needs the chips
 
             if (tpu := TPU_SLICES.get(self.slice)) is not None:
@@ -124,6 +125,19 @@ class TrainConfig(RunSchema):
         return values
 
 
+@draccus.decode.register(LmConfig)
+def _model(value: Any, path: Sequence[str] = ()) -> LmConfig:
+    """The model's section. A field model is not looked up among Levanter's models: draccus would import them all, and
+    transformers with them, an eighth of the time from a structure to its density."""
+    if mapping(value).get("type") == "field":
+        from tomat.model.field import FieldConfig
+
+        return decode_dataclass(FieldConfig, {name: its for name, its in value.items() if name != "type"}, path)
+    import tomat.model.decoder  # noqa: F401  (registers it with draccus)
+
+    return decode_choice_class(LmConfig, value, path)
+
+
 @draccus.decode.register(str)
 def _text(value: Any, path: Sequence[str] = ()) -> str:
     """A text, which no list is. draccus 0.11.6 keeps decoders by type, and the union of texts and lists of Levanter's
@@ -189,8 +203,6 @@ def config_from_dict(
         model |= preset_model(preset)  # keys of fields that every Llama-like decoder has
     defaults = {"trainer": {"jax_config": TrainerSettings().jax_config}, "model": model}
     merged = mergedeep.merge({}, defaults, values)
-    if mapping(merged.get("model")).get("type") == "field":
-        import tomat.model.field  # noqa: F401  (registers it with draccus)
     if isinstance(optimizer := merged.get("optimizer"), dict):
         merged["optimizer"] = _without_nulls_of_another(optimizer)
     try:

@@ -9,7 +9,6 @@ from typing import Any
 
 from tomat.base.config_keys import Meaning, default_of, fields_below, meaning_of, section_of
 from tomat.base.documents import flatten
-from tomat.model.decoder import DensityDecoderConfig
 from tomat.model.environment import FieldShape
 from tomat.train.runs.former_keys import former_key
 from tomat.train.settings.config import TrainConfig
@@ -88,4 +87,8 @@ def _declared(key: str) -> "tuple[Field[Any] | None, str]":
 def _section(cls: type, path: tuple[str, ...]) -> type | None:
     """The class of the section at `path`, which ends in a field of `cls`; all decoders' fields mean what tomat's do.
     Those that a field model alone has are the ones of `model.field`."""
-    return DensityDecoderConfig if path == ("model",) else section_of(fields_below(cls)[path[-1]][1])
+    if path == ("model",):
+        from tomat.model.decoder import DensityDecoderConfig  # a prediction by a field model does not need it
+
+        return DensityDecoderConfig
+    return section_of(fields_below(cls)[path[-1]][1])

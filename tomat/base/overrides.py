@@ -12,6 +12,10 @@ from typing import Any
 from tomat.base.documents import parse_yaml
 from tomat.base.errors import TomatError, causes
 
+TEXTS = ("run_name", "purpose", "output_dir", "tracking_dir", "baseline", "data.input", "data.train", "data.validation")
+"""Keys of names and places. A word that YAML takes for a number, a date or a truth value is itself there: a run named
+`1e-4`, `007` or `yes` would otherwise be `0.0001`, `7` or `True`."""
+
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """`["--a.b", "1", "--c=x"]` as `{"a": {"b": 1}, "c": "x"}`; values are read as YAML, and `--a-b` is `--a_b`."""
@@ -29,8 +33,10 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 raise TomatError(f"override --{name} has no value; give one, as in --{name} VALUE.")
             text = words.pop(0)
         value = parse_yaml(text, f"the value of --{name}, {text!r},", "Give another.")
+        if name in TEXTS:
+            value = value if isinstance(value, str | list | dict | None) else text
         # YAML 1.1 reads 1e-3 (without a dot) as text, which no user of a learning rate means.
-        if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
+        elif isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
             value = float(value)
             value = int(value) if value.is_integer() and abs(value) < 2**53 and "-" not in text else value
         *parents, leaf = name.split(".")

@@ -60,6 +60,16 @@ def test_losses_of_other_voxels_or_with_a_teacher_are_not_compared(make_run):
     assert teacher == "distillation.teacher differs: None, t"
 
 
+def test_validation_losses_over_other_sequences_are_not_compared(make_run):
+    runs = [make_run(name) for name in "abc"]
+    for run, count in zip(runs, (64.0, 64.0, 1280.0), strict=True):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 10, "eval/validation/loss": 3.0, "eval/validation/sequences": count}) + "\n")
+    assert not compare_runs([str(run) for run in runs[:2]]).not_comparable
+    [reason] = compare_runs([str(run) for run in runs]).not_comparable
+    assert "64, 64, 1,280" in reason
+
+
 def test_what_is_no_run_is_refused(make_run, tmp_path):
     a = str(make_run("a"))
     with pytest.raises(TomatError, match="nothing/config.yaml does not exist"):

@@ -108,6 +108,16 @@ def test_errors_of_an_evaluation_before_the_last_step_are_left_out():
     assert figures["free_running_nmae"] == 0.02 and "held_out_nmae_median" not in figures
 
 
+def test_the_best_validation_loss_is_of_as_many_sequences_as_the_newest():
+    losses = ((0.1, 8.0), (0.7, 64.0), (0.5, 64.0), (0.6, 64.0))
+    rows = [
+        row(step, **{"eval/validation/loss": loss, "eval/validation/sequences": count})
+        for step, (loss, count) in enumerate(losses)
+    ]
+    figures = run_figures(rows, {})
+    assert (figures["validation_loss"], figures["validation_loss_best"]) == (0.6, 0.5)
+
+
 def test_losses_that_are_no_numbers_are_left_out():
     rows = [row(0), {**row(1), "train/loss": None, "eval/validation/loss": 4.0}, row(2) | {"eval/validation/loss": 4.5}]
     figures = run_figures(rows, {"over_materials": {"teacher_forced_nmae_median": {"mean": 0.05}}})

@@ -14,7 +14,7 @@ from tomat.train.runs.former_keys import former_key
 from tomat.train.runs.history import file_content, recorded_contents
 from tomat.train.runs.record import RunRecord, read_record
 from tomat.train.runs.run_log import NAMES
-from tomat.train.runs.summary import Figures, read_evaluation, run_figures, step_breakdown
+from tomat.train.runs.summary import SEQUENCES, Figures, read_evaluation, run_figures, step_breakdown, validated
 
 MOST_RUNS = 8
 WINDOWS = 20
@@ -124,4 +124,8 @@ def _not_comparable(records: Sequence[RunRecord], settings: Mapping[str, Sequenc
         hashes = [str(one.get(key) or "not recorded")[:12] for one in contents]
         if len(set(hashes)) > 1:
             reasons.append(f"their {words} data differ in content: {', '.join(hashes)}")
+    newest = [next(reversed(validated(record.rows)), {}).get(SEQUENCES) for record in records]
+    counts = [f"{count:,.0f}" if is_figure(count) else "unknown" for count in newest]
+    if len({*counts} - {"unknown"}) > 1:
+        reasons.append(f"their validation losses are means over other sequences: {', '.join(counts)} of them")
     return tuple(reasons)

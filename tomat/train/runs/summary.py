@@ -34,6 +34,9 @@ INSIDE = {"compiling": "compile_seconds", "waiting_for_data": "throughput/loadin
           "hooks": "throughput/hook_time"}  # fmt: skip
 """Parts of the wall-clock, and what lies inside them, by key of the log."""
 
+VALIDATION, SEQUENCES = "eval/validation/loss", "eval/validation/sequences"
+"""Keys of the log: a validation loss, and the number of sequences that it is the mean over."""
+
 Figures = dict[str, Any]
 """Figures by name, units in the names; a figure that is not known is left out."""
 
@@ -43,10 +46,12 @@ def run_figures(
     evaluation: Mapping[str, Any],
     ran: Sequence[Mapping[str, Any]] | None = None,
 ) -> Figures:
-    """First and last loss, newest and best validation loss, medians of the speeds, seconds, errors held out. `ran`: the
-    rows that speeds are taken from, all of which ran on the same devices (`RunRecord.ran`); None: all rows. Errors of
-    an evaluation before the last step, which a run that went on still has, are left out."""
-    losses, validation = _values(rows, "train/loss"), _values(rows, "eval/validation/loss")
+    """First and last loss, newest validation loss and the best over as many sequences, medians of the speeds, seconds,
+    errors held out. `ran`: the rows that speeds are taken from, all of which ran on the same devices (`RunRecord.ran`);
+    None: all rows. Errors of an evaluation before the last step, which a run that went on still has, are left out."""
+    losses, evaluated = _values(rows, "train/loss"), validated(rows)
+    # A run that went on with another `trainer.max_eval_batches`, or other devices beside it, has evaluated other rows.
+    validation = _values([row for row in evaluated if row.get(SEQUENCES) == evaluated[-1].get(SEQUENCES)], VALIDATION)
     figures: Figures = {}
     if losses:
         figures |= {"first_loss": losses[0], "last_loss": statistics.fmean(losses[-LAST_STEPS:])}
@@ -68,6 +73,11 @@ def run_figures(
         if is_figure(found) and not (is_figure(step) and step < last_step):
             figures[name] = found
     return figures
+
+
+def validated(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows with a validation loss."""
+    return [row for row in rows if _values([row], VALIDATION)]
 
 
 def read_evaluation(url: str) -> Mapping[str, Any]:
@@ -140,7 +150,7 @@ def outcome(record: RunRecord, run_url: str, now_utc: float) -> tuple[RunSummary
 
 def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc: float) -> RunSummary:
     """Put a run into one line: `whole` is its newest whole checkpoint, `partial` how many are not whole."""
-    losses, validations = _values(record.rows, "train/loss"), _values(record.rows, "eval/validation/loss")
+    losses, validations = _values(record.rows, "train/loss"), _values(record.rows, VALIDATION)
     mfus = _values(record.ran.rows[-MFU_STEPS:], "mfu_full")
     done = max((row["step"] for row in record.rows), default=-1) + 1
     state, detail = run_state(record, done, whole, now_utc)

@@ -24,6 +24,10 @@ def test_everything_logged_for_a_step_is_one_line_also_after_a_resume(tmp_path):
     assert truncate_metrics(path, 7) == 4
     write(path, range(7, 12))
     assert read_metrics(path) == expected
+    path.write_text(path.read_text()[:-1])  # cut short by its newline alone
+    assert truncate_metrics(path, 12) == 0
+    write(path, range(12, 13))
+    assert read_metrics(path)[:12] == expected and len(read_metrics(path)) == 13
 
 
 def test_what_is_left_is_of_the_steps_after_the_compile():

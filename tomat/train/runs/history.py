@@ -114,9 +114,11 @@ def truncate_metrics(path: Path, first_step: int) -> int:
     exactly once; return how many were dropped."""
     if not path.exists():
         return 0
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.splitlines()
     kept = [line for line in lines if (row := metrics_row(line)) and row["step"] < first_step]
-    if len(kept) < len(lines):
+    # A last line cut short by its newline alone is whole, but the next step's must not become part of it.
+    if len(kept) < len(lines) or not text.endswith("\n"):
         write_text(path, "".join(line + "\n" for line in kept))
     return len(lines) - len(kept)
 

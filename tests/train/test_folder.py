@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import signal
 
 import fsspec
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tomat.base.errors import TomatError
 from tomat.base.layout import HISTORY_FILE
 from tomat.train.folder import RunFolder, fetch, publish, record_for_another
+from tomat.train.preemption import StopRequest
 from tomat.train.runs.history import read_events
 from tomat.train.settings.config import load_config
 
@@ -127,3 +129,14 @@ def test_a_machine_that_is_ahead_of_the_bucket_keeps_what_it_has_and_gets_lines_
     write(run, skew_seconds, 12, "stop")
     before = log.read_text()
     assert fetch(bucket, run) == [] and log.read_text() == before
+
+
+@pytest.mark.parametrize(("steps", "saved"), [(0, False), (5, True)])
+def test_a_run_that_is_stopped_before_its_first_step_has_saved_nothing(tmp_path, steps, saved):
+    folder = RunFolder.of(load_config("demo", ["--output_dir", str(tmp_path), "--run_name", "a"]))
+    stop = StopRequest()
+    stop.step = steps
+    with pytest.raises(SystemExit), stop.listening(), folder.recording_early_end(stop):
+        signal.raise_signal(signal.SIGTERM)
+    [event] = read_events(folder.path)
+    assert (event["event"], event["step"], event["saved"]) == ("preempted", steps, saved)

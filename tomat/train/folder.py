@@ -125,7 +125,7 @@ class RunFolder:
             yield
         except BaseException as error:
             if isinstance(error, SystemExit | KeyboardInterrupt) and stop.asked:
-                self.record("preempted", stop.step, cause=stop.cause, saved=not stop.unsaved)
+                self.record("preempted", stop.step, cause=stop.cause, saved=stop.step > 0 and not stop.unsaved)
             else:
                 self.record("stop", stop.step, reason=f"{type(error).__name__}: {error}"[:500])
             raise

@@ -35,11 +35,17 @@ def event(name: str, **details: str) -> dict:
     [
         ([], ("open", "last written 3 min ago")),
         ([event("preempted", cause="notice")], ("preempted", "notice after step 4")),
+        ([{"event": "preempted", "step": 0, "cause": "SIGTERM"}], ("preempted", "SIGTERM before the first step")),
         ([event("preempted"), event("resume")], ("open", "last written 3 min ago")),
         ([event("stop", reason="TomatError: no")], ("stopped", "TomatError: no")),
         ([event("guard:bad_loss", action="stop", reason="NaN"), event("stop", reason="x")], ("guard bad_loss", "NaN")),
         ([event("guard:bad_loss", action="skip")], ("open", "last written 3 min ago")),
         ([event("guard:hang", after="STEP")], ("guard hang", "STEP")),
+        ([event("preempted"), event("guard:hang", after="startup")], ("guard hang", "startup")),
+        (
+            [event("guard:hang", after="STEP"), event("resume"), event("preempted")],
+            ("preempted", "SIGTERM after step 4"),
+        ),
     ],
 )
 def test_the_state_is_what_the_run_wrote_last(make_run, events, state):

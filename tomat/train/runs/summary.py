@@ -185,13 +185,14 @@ def run_state(record: RunRecord, done: int, whole: Checkpoint | None, now_utc: f
     if total is not None and done >= total and whole is not None and whole.step >= total - 1:
         return "finished", ""
     last = next((event for event in reversed(record.events) if event["event"] in ENDS), None)
-    if last is not None and _is_preemption(last):
-        return "preempted", f"{last.get('cause') or 'SIGTERM'} after step {last.get('step', 0) - 1}"
-    for event in reversed(record.events):  # a guard that ended the last process
-        if event["event"] in ("start", "resume"):
+    for event in reversed(record.events):  # a guard that ended the last process, perhaps before that said it had begun
+        if event["event"] in ("start", "resume", "preempted"):
             break
         if event["event"] == "guard:hang" or (event["event"] == "guard:bad_loss" and event.get("action") == "stop"):
             return f"guard {event['event'].partition(':')[2]}", str(event.get("reason") or event.get("after") or "")
+    if last is not None and _is_preemption(last):
+        where = f"after step {last['step'] - 1}" if last.get("step") else "before the first step"
+        return "preempted", f"{last.get('cause') or 'SIGTERM'} {where}"
     if last is not None and last["event"] == "stop":
         return "stopped", str(last.get("reason", ""))
     if record.written_utc is None:

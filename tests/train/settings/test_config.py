@@ -105,6 +105,7 @@ REFUSED = [
     ("trainer.profiler {enabled: true, num_steps: 0}", "trainer.profiler.num_steps is 0; expected at least 1"),
     ("trainer.model_averaging {beta: 1}", "trainer.model_averaging.beta is 1"),
     ("trainer.checkpointer.save_interval soon", "cannot be read"),
+    ("trainer.checkpointer.save_interval 0m", "trainer.checkpointer.save_interval is 0m"),
     ("trainer.checkpointer.keep [{every: 1, until: null}, {every: 2, until: null}]", "cannot be read"),
     ("trainer.checkpointer.keep [{every: 0}]", "trainer.checkpointer.keep has {'every': 0}; expected `every`"),
     ("trainer.checkpointer.keep [{every: 3, untl: 5}]", "trainer.checkpointer.keep has {'every': 3, 'untl': 5}"),

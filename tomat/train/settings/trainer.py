@@ -4,6 +4,7 @@
 tomat, or are refused by name (`runs/former_keys.py`).
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -111,6 +112,9 @@ class CheckpointerSettings:
         if not self.keep_last_temporary_checkpoints >= 1:
             said = f"trainer.checkpointer.keep_last_temporary_checkpoints is {self.keep_last_temporary_checkpoints}"
             raise TomatError(f"{said}; expected at least 1, or a killed run has none to go on from.")
+        if set(re.findall(r"\d", self.save_interval or "")) == {"0"}:  # Levanter (0.2.227) saves nothing by it
+            said = f"trainer.checkpointer.save_interval is {self.save_interval}"
+            raise TomatError(f"{said}; expected a time above 0, such as 10m, or null for no saves by the clock.")
         for each in self.keep or []:
             every, until = each.get("every"), each.get("until")
             if not each.keys() <= {"every", "until"} or every is None or min(every, 1 if until is None else until) < 1:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 from forked import Forked
@@ -87,6 +88,17 @@ def test_the_log_becomes_a_page(two_runs, tmp_path, capsys):
     assert sorted(entry["name"] for entry in entries) == ["a", "b", "c"]
     assert main(["runs", "log", "memory://bucket/none"]) == 2
     assert "say where to write the page with --output" in capsys.readouterr().err
+
+
+def test_a_copy_of_a_run_is_told_from_it(two_runs, tmp_path, capsys):
+    shutil.copytree(two_runs / "b", two_runs / "b-copy")
+    (two_runs / "b-copy" / "metrics.jsonl").write_text("")
+    names = ["a", "b", "b (in b-copy)", "c"]
+    for verb, key in (("list", "runs"), ("log", "entries")):
+        assert sorted(one["name"] for one in reported(tmp_path, "runs", verb, two_runs)[key]) == names
+    assert main(["runs", "verify", str(two_runs)]) == 1
+    assert "damaged b (in b-copy):" in capsys.readouterr().out
+    assert "b (in b-copy)" in (two_runs / "log.md").read_text()
 
 
 def test_runs_are_compared(two_runs, tmp_path, capsys):

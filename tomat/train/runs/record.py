@@ -31,6 +31,12 @@ class RunRecord:
         return str(self.config.get("run_name") or self.url.rsplit("/", 1)[-1])
 
     @property
+    def shown_name(self) -> str:
+        """Its name, with that of its folder where it is another, as of a copy."""
+        folder = self.url.rsplit("/", 1)[-1]
+        return self.name if folder in (self.name, ".", "..") else f"{self.name} (in {folder})"
+
+    @property
     def total_steps(self) -> int | None:
         steps = mapping(self.config.get("trainer")).get("num_train_steps")
         return steps if isinstance(steps, int) and not isinstance(steps, bool) else None

@@ -228,7 +228,7 @@ def _there(record: RunRecord, begun: Sequence[Row], now_utc: float) -> Entry:
     if not any(line.get("purpose") for line in begun):
         begun = [{**line, "purpose": record.config.get("purpose")} for line in begun]
     setup = headline(record.config)
-    return Entry(RUN, record.name, None, _pieces(begun), end.state, end.state_detail, figures, True, setup)
+    return Entry(RUN, record.shown_name, None, _pieces(begun), end.state, end.state_detail, figures, True, setup)
 
 
 def _pieces(begun: Sequence[Row]) -> tuple[Piece, ...]:

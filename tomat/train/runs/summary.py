@@ -160,7 +160,7 @@ def summarise(record: RunRecord, whole: Checkpoint | None, partial: int, now_utc
             survived += event.get("after") in ("preempted", "killed") or (last is not None and _is_preemption(last))
         last = event if event["event"] in ENDS else last
     return RunSummary(
-        name=record.name,
+        name=record.shown_name,
         url=record.url,
         steps_done=done,
         steps_total=record.total_steps,

@@ -56,7 +56,7 @@ def verify_run(record: RunRecord, checkpoints: list[Checkpoint]) -> Verdict:
         problems.append(f"{METRICS_FILE} ends at step {last}, before the newest checkpoint, step {whole[-1].step}")
     if not whole:
         notes.append("no whole checkpoint: a resume starts from the beginning")
-    return Verdict(record.name, tuple(problems), tuple(notes), len(whole), len(record.rows))
+    return Verdict(record.shown_name, tuple(problems), tuple(notes), len(whole), len(record.rows))
 
 
 def _check_steps(record: RunRecord, problems: list[str], notes: list[str]) -> None:

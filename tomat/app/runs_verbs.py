@@ -12,6 +12,7 @@ from tomat.base.arguments import add_report, add_verb, add_verbs, output_file, p
 from tomat.base.errors import TomatError
 from tomat.base.layout import WEIGHTS_FOLDER
 from tomat.base.progress import progress
+from tomat.base.report.formats import loss
 from tomat.base.report.model import Column, Facts, Table
 from tomat.base.report.terminal import show
 from tomat.base.reporting import console, counted, waiting, warn, write_report
@@ -209,7 +210,7 @@ def _run_serve(args: argparse.Namespace) -> int:
 
 def _cells(summary: "RunSummary") -> list[str]:
     losses = (summary.first_loss, summary.last_loss, summary.validation_loss)
-    first, last, validation = ("-" if loss is None else f"{loss:.4f}" for loss in losses)
+    first, last, validation = ("-" if each is None else loss(each) for each in losses)
     return [
         summary.name,
         f"{summary.steps_done:,} of {summary.steps_total:,}" if summary.steps_total is not None else "?",

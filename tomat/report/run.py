@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tomat.base.report.formats import count, number, percent
+from tomat.base.report.formats import count, loss, number, percent
 from tomat.base.report.model import Column, Table
 
 NOT_DETAILS = ("time", "event", "step")
@@ -13,19 +13,22 @@ NOT_DETAILS = ("time", "event", "step")
 def result_rows(figures: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     """(Name, formatted value) of each figure of a run (`train/runs/summary.py`); the value is None if not known."""
     done, total, first, last = map(figures.get, ("steps_done", "steps_total", "first_loss", "last_loss"))
-    improvement = f"{first - last:.4f} ({percent(1 - last / first, 0)})" if first and last is not None else None
+    improvement = f"{loss(first - last)} ({percent(1 - last / first, 0)})" if first and last is not None else None
 
     def shown(name: str, digits: int, unit: str = "", scale: float = 1.0) -> str | None:
         value = figures.get(name)
         return None if value is None else number(digits, scale, unit)(value)
 
+    def shown_loss(name: str) -> str | None:
+        return None if figures.get(name) is None else loss(figures[name])
+
     return [
         ("steps", None if done is None else f"{done:,} of {total:,}" if total is not None else f"{done:,}"),
-        ("initial loss", shown("first_loss", 4)),
-        ("final loss (mean of 10 steps)", shown("last_loss", 4)),
+        ("initial loss", shown_loss("first_loss")),
+        ("final loss (mean of 10 steps)", shown_loss("last_loss")),
         ("improvement", improvement),
-        ("validation loss, newest", shown("validation_loss", 4)),
-        ("validation loss, best", shown("validation_loss_best", 4)),
+        ("validation loss, newest", shown_loss("validation_loss")),
+        ("validation loss, best", shown_loss("validation_loss_best")),
         ("NMAE held out, from structures alone", shown("free_running_nmae", 2, " %", 100)),
         ("NMAE held out, teacher-forced", shown("held_out_nmae_median", 2, " %", 100)),
         ("step, median", shown("step_seconds_median", 1, " ms", 1e3)),

@@ -31,6 +31,12 @@ def test_what_cannot_be_compared_is_said_first(tmp_path):
     assert sparklines(comparison(windows=False)) == []
 
 
+def test_losses_below_a_hundredth_are_told_apart(tmp_path):
+    a, b = view("a", {1: 0.00612}), view("b", {1: 0.00608})
+    found = Comparison((a, b), {}, (), (1,), ((1, 1, (0.00612, 0.00608)),))
+    assert "| 1 to 1 | 0.00612 | 0.00608 (-4e-05) |" in write_comparison_page(found, tmp_path / "ab.md").read_text()
+
+
 def test_bars_go_from_the_lowest_to_the_highest():
     assert sparkline([0.0, 0.5, 1.0], 0.0, 1.0) == "▁▅█"
     assert [line for _, line in sparklines(comparison())] == ["▆▁", "█▂"]

@@ -66,5 +66,10 @@ def significant(digits: int = 4, factor: float = 1.0) -> Callable[[float], str]:
     return lambda value: f"{factor * value:,.{digits}g}"
 
 
+def loss(value: float, sign: str = "") -> str:
+    """With four decimals, or four figures where that is more: a field model's NMAE has two zeros after its point."""
+    return f"{value:{sign},.4f}" if abs(value) >= 0.1 or not value else f"{value:{sign}.4g}"
+
+
 share = number(2, 100.0, " %")
 """Writes a fraction in per cent, with two decimals."""

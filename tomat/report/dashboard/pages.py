@@ -8,7 +8,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from tomat import __version__
-from tomat.base.report.formats import number, share, significant
+from tomat.base.report.formats import loss, number, share, significant
 from tomat.base.report.model import Cell, Column, Facts, Link, Note, State, Table, Verdict, words_of
 from tomat.report.dashboard.listing import PLAN_FILE, UNREAD, RunRow
 from tomat.report.html.document import facts_html, parts_html, rendered
@@ -19,8 +19,8 @@ LIVE_SECONDS = 5
 FIRST = ("train/loss", "eval/validation/loss", "tokens_per_second", "step_seconds", "mfu_full")
 """Metrics that are drawn above the others."""
 FIGURES: tuple[tuple[Column, Callable[[RunRow], Cell]], ...] = (
-    (Column("training loss", number(4)), lambda row: row.summary and row.summary.last_loss),
-    (Column("validation loss", number(4)), lambda row: row.summary and row.summary.validation_loss),
+    (Column("training loss", loss), lambda row: row.summary and row.summary.last_loss),
+    (Column("validation loss", loss), lambda row: row.summary and row.summary.validation_loss),
     (Column("tokens/s", number(0)), lambda row: row.tokens_per_second),
     (Column("step, s", significant()), lambda row: row.step_seconds),
     (Column("planned step, s", significant()), lambda row: row.planned_step_seconds),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tomat.base.report.formats import percent
+from tomat.base.report.formats import loss, percent
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import Axis, Chart, Code, Column, Items, Part, Report, Section, Series, Table, columns
 from tomat.base.reporting import counted
@@ -71,8 +71,8 @@ def losses_parts(comparison: Comparison, file: str) -> list[Part]:
     first = runs[0].name
     rows = []
     for begin, end, losses in comparison.windows:
-        others = (f"{loss:.4f} ({loss - losses[0]:+.4f})" for loss in losses[1:])
-        rows.append((f"{begin:,} to {end:,}", f"{losses[0]:.4f}", *others))
+        others = (f"{loss(other)} ({loss(other - losses[0], '+')})" for other in losses[1:])
+        rows.append((f"{begin:,} to {end:,}", loss(losses[0]), *others))
     headings = (first, *(f"{run.name} (less {first})" for run in runs[1:]))
     said = f"Means of the training loss over {counted(len(comparison.common_steps), 'common step')}"
     return [*parts, Table(said, [Column("steps"), *columns(*headings, right=True)], rows)]

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from tomat.base.documents import in_common, mapping
-from tomat.base.report.formats import UNKNOWN, number, percent, ranged
+from tomat.base.report.formats import UNKNOWN, loss, number, percent, ranged
 from tomat.base.report.markdown import update_page
 from tomat.base.report.model import Cell, Code, Column, Facts, Items, Lines, Part, Report, Section, Table, columns
 from tomat.base.reporting import counted
@@ -153,9 +153,9 @@ def _result(entry: Entry) -> str | None:
     if entry.kind == LAB:
         peak = figures.get("peak_memory_bytes")
         return None if peak is None else f"{peak / 2**20:,.0f} MiB"
-    loss = figures.get("validation_loss", figures.get("last_loss"))
+    last = figures.get("validation_loss", figures.get("last_loss"))
     error = figures.get("free_running_nmae", figures.get("held_out_nmae_median"))
-    said = [] if loss is None else [f"loss {loss:.4f}"]
+    said = [] if last is None else [f"loss {loss(last)}"]
     said += [] if error is None else [f"NMAE {percent(error, 2)}"]
     return ", ".join(said) or None
 

@@ -25,7 +25,7 @@ from tomat.hardware.mfu import TABLE_UTILISATIONS
 from tomat.report.run import history_table, results_table
 from tomat.train.runs.devices import devices_sentence, last_devices, ran_steps
 from tomat.train.runs.history import read_events, read_metrics
-from tomat.train.runs.summary import run_figures, steady
+from tomat.train.runs.summary import VALIDATION, run_figures, steady
 from tomat.train.settings.config import config_hash
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def write_training_page(
     free_running: "FreeRunningResult | None" = None,
 ) -> Path:
     folder = result.run_dir
-    rows = [row for row in read_metrics(folder / METRICS_FILE) if is_figure(row.get("train/loss"))]
+    rows = read_metrics(folder / METRICS_FILE)
     events = read_events(folder)
     browser = {"the same with figures to point at": Link(HTML_FILE, HTML_FILE)}
     setup = {
@@ -58,7 +58,7 @@ def write_training_page(
     sections: list[tuple[str, list[Part]]] = [("", [*_origin(events), Facts(setup)])]
     if not result.preempted:
         sections[0][1].append(Facts(browser))
-    if rows:
+    if any(is_figure(row.get("train/loss")) for row in rows):
         chart = losses_chart(rows)
         write_text(folder / LOSS_FIGURE, chart_svg(chart))
         ran = ran_steps(rows, events, config.slice)
@@ -89,12 +89,11 @@ def write_training_page(
 
 
 def losses_chart(rows: list[dict[str, Any]]) -> Chart:
-    """Training loss by step, and validation loss where it was measured."""
-    series = [Series("training", [row["step"] for row in rows], [row["train/loss"] for row in rows])]
-    held_out = [row for row in rows if is_figure(row.get("eval/validation/loss"))]
-    if held_out:
-        steps, losses = [row["step"] for row in held_out], [row["eval/validation/loss"] for row in held_out]
-        series.append(Series("held-out compounds", steps, losses, "both"))
+    """Training loss by step, and validation loss where it was measured; one that is not finite is no point."""
+    series = []
+    for name, key, mark in (("training", "train/loss", "line"), ("held-out compounds", VALIDATION, "both")):
+        if found := [(row["step"], row[key]) for row in rows if is_figure(row.get(key))]:
+            series.append(Series(name, *map(list, zip(*found, strict=True)), mark))
     return Chart("loss by step", series, Axis("step"), Axis("loss"), "", LOSS_FIGURE, (7.0, 3.5))
 
 

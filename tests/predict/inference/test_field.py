@@ -67,6 +67,17 @@ def test_voxels_that_a_symmetry_makes_equal_have_one_sum_of_atoms(structure, gri
     assert np.array_equal(first[first], first) and first.size >= times * np.unique(first).size
 
 
+@pytest.mark.parametrize("shift", [2e-4, 2.4e-4, 1.5e-5])
+def test_atoms_that_are_shifted_by_a_part_of_a_voxel_lend_no_voxel_the_density_of_another(shift):
+    places = ROCK_SALT.frac_coords + [shift, 0, 0]
+    crystal = Crystal(ROCK_SALT.lattice.matrix, np.array(ROCK_SALT.atomic_numbers), places)
+    first = first_equals(crystal, (48, 48, 48))
+    assert first is not None
+    rho = PROMOLECULE.density(crystal, (48, 48, 48)).ravel()
+    np.testing.assert_allclose(rho[first], rho, rtol=2e-3, atol=1e-6)
+    assert np.array_equal(first[first], first)
+
+
 def test_of_voxels_that_a_symmetry_makes_equal_one_is_computed(run, monkeypatch):
     crystal = Crystal(WURTZITE.lattice.matrix, np.array(WURTZITE.atomic_numbers), WURTZITE.frac_coords)
     told: list[int] = []

@@ -70,12 +70,12 @@ def first_equals(crystal: Crystal, grid_shape: tuple[int, int, int]) -> np.ndarr
         return None
     structure = Structure(crystal.lattice, crystal.atomic_numbers.tolist(), crystal.frac_coords)
     try:
-        found = SpacegroupAnalyzer(structure, SYMMETRY_TOLERANCE_A, angle_tolerance=-1).get_symmetry_operations()
+        # pymatgen's own list of operations rounds a shift of 0.0004 of the cell to 0.
+        found = SpacegroupAnalyzer(structure, SYMMETRY_TOLERANCE_A, angle_tolerance=-1).get_symmetry_dataset()
     except SymmetryUndeterminedError:  # atoms that coincide, which a prediction may be told to accept
         return None
     shape = np.array(grid_shape)
-    turns = np.array([one.rotation_matrix for one in found]) * shape[:, None] / shape
-    shifts = np.array([one.translation_vector for one in found]) * shape
+    turns, shifts = found.rotations * shape[:, None] / shape, found.translations * shape
     whole = (abs(turns - turns.round()) < 1e-6).all(axis=(1, 2)) & (abs(shifts - shifts.round()) < 1e-3).all(axis=1)
     turns, shifts = turns[whole].round(), shifts[whole].round()
     if len(turns) == 1:
@@ -88,6 +88,8 @@ def first_equals(crystal: Crystal, grid_shape: tuple[int, int, int]) -> np.ndarr
         flat = np.ravel_multi_index(tuple(images.astype(int).swapaxes(0, 1)), grid_shape, mode="wrap")
         np.minimum.at(first, flat.ravel(), np.broadcast_to(asked, flat.shape).ravel())
         left = left[first[left] == len(first)]
+    while (first[first] != first).any():  # two symmetries are taken to voxels, and their product just is not
+        first = first[first]
     return first
 
 

@@ -79,9 +79,11 @@ def test_what_python_holds_is_the_same_crystal_and_what_is_not_used_is_said(stru
         crystal, notes = crystal_of(given)
         same(crystal, structure)
         assert crystal.name == "FNa" and not notes
-    decorated = structure.copy(site_properties={"magmom": [1.0, 0.0]})
-    decorated.add_oxidation_state_by_element({"Na": 1, "F": -1})
-    assert [note.partition(" are")[0] for note in crystal_of(decorated)[1]] == ["oxidation states", "magnetic moments"]
+    for moments in ([1.0, 0.0], np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])):
+        decorated = structure.copy(site_properties={"magmom": moments})
+        decorated.add_oxidation_state_by_element({"Na": 1, "F": -1})
+        said = [note.partition(" are")[0] for note in crystal_of(decorated)[1]]
+        assert said == ["oxidation states", "magnetic moments"]
     atoms.set_initial_magnetic_moments([1, 0])
     assert [note.partition(" are")[0] for note in crystal_of(atoms)[1]] == ["magnetic moments"]
 

@@ -232,7 +232,7 @@ def _of_dict(content: Mapping[str, Any], source: str) -> tuple["Parts", list[str
     sites = content["sites"]
     states = any(site["species"][0].get("oxidation_state") for site in sites)
     moments = any(
-        np.any((site.get("properties") or {}).get("magmom") or 0) or site["species"][0].get("spin") for site in sites
+        np.any((site.get("properties") or {}).get("magmom")) or site["species"][0].get("spin") for site in sites
     )
     given = {"oxidation states": states, "magnetic moments": moments, "charges": content.get("charge")}
     return parts, [_unused(what) for what, there in given.items() if there]

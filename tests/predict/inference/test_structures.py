@@ -296,6 +296,16 @@ def test_hydrogens_of_a_cif_are_not_lost(tmp_path, site):
         read_structure(tmp_path / "a.cif")
 
 
+@pytest.mark.parametrize("occupancy", ["0", "0.0", "0.000(5)", "."])
+def test_a_site_of_a_cif_without_an_occupancy_is_not_lost(tmp_path, occupancy):
+    text = BRUCITE.replace("attached_hydrogens", "occupancy").replace("0 0 0 0", "0 0 0 1")
+    (tmp_path / "a.cif").write_text(text)
+    assert len(read_structure(tmp_path / "a.cif")[0].atomic_numbers) == 3
+    (tmp_path / "a.cif").write_text(text.replace("0.2203 1", f"0.2203 {occupancy}"))
+    with pytest.raises(TomatError, match="occupancy"):
+        read_structure(tmp_path / "a.cif", rules=ReadRules(accept=("distances",)))
+
+
 def test_a_block_of_a_journal_is_passed_over(tmp_path):
     text = BRUCITE.replace("0.2203 1", "0.2203 0")
     (tmp_path / "a.cif").write_text("data_global\n_journal_name_full 'Acta Cryst. B'\n" + text)

@@ -390,6 +390,11 @@ def _cif(source: str, rules: ReadRules) -> Parts:
         if told.endswith(" parsed as "):
             said = f"{source} has a site {told.removesuffix(' parsed as ')}, which is no single element"
             raise TomatError(f"{said}; expected a site for each atom.")
+    # pymatgen leaves out sites of occupancy 0, and takes `.`, which stands for the default of 1, as 0.
+    for held in (held for block in parser.as_dict().values() for held in block.get("_atom_site_occupancy", ())):
+        if not held.partition("(")[0].strip("0."):
+            said = f"{source} has a site with an occupancy of {held}"
+            raise TomatError(f"{said}, which would be left out; expected 1. Remove the site, or write 1.")
     if len(structures) != 1:
         raise TomatError(f"{source} holds {len(structures)} structures; expected one a file.")
     return _parts(structures[0].as_dict(), source)

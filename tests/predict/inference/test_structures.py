@@ -371,6 +371,23 @@ def test_a_group_of_a_cif_that_pymatgen_does_not_know_is_not_taken_for_another(t
         assert len(crystal.atomic_numbers) == atoms
 
 
+def test_what_an_xyz_says_of_occupancies_moments_and_charges_is_heeded(tmp_path, structure):
+    def notes_of(atoms: Atoms) -> list[str]:
+        atoms.write(tmp_path / "a.xyz", format="extxyz")
+        return [note.partition(" are")[0] for note in read_structure(tmp_path / "a.xyz")[1]]
+
+    atoms = structure.to_ase_atoms()
+    atoms.info["occupancy"] = {"0": {"Na": 1}, "1": {"F": 1.0}}
+    atoms.info["charge"] = 0
+    assert notes_of(atoms) == []
+    atoms.info["charge"] = -1
+    atoms.set_initial_magnetic_moments([[0, 0, 1], [0, 0, 0]])
+    assert notes_of(atoms) == ["magnetic moments", "charges"]
+    atoms.info["occupancy"]["1"] = {"F": 0.5}
+    with pytest.raises(TomatError, match="occupancy of 0.5"):
+        notes_of(atoms)
+
+
 def test_another_lattice_beside_that_of_an_xyz_is_left_alone(tmp_path):
     cell = "4.2 0 0 0 4.2 0 0 0 4.2"
     for head in (f'prim_lattice="8 0 0 0 8 0 0 0 8" Lattice="{cell}"', f"Lattice={{{cell}}}", f"Lattice='{cell}'"):

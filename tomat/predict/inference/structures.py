@@ -4,6 +4,7 @@ VASP's files and JSON are read by the readers of `density`, which invent nothing
 pymatgen would put hydrogen, helium, ...) pymatgen reads the rest. Only the header of a CHGCAR is read, not the density.
 """
 
+import itertools
 import json
 import math
 import os
@@ -289,15 +290,30 @@ def _xyz(source: str, rules: ReadRules) -> Parts:
         raise TomatError(f"{source} holds more than one structure, or more atoms than the {count} it says.")
     found = re.search(r"\bProperties\s*=\s*\"?([\w:]+)", head, flags=re.IGNORECASE)
     fields = (found[1] if found else "species:S:1:pos:R:3").split(":")
-    starts, column = {}, 0
+    columns, column = {}, 0
     for name, width in zip(fields[::3], fields[2::3], strict=True):
-        starts[name] = column
-        column += int(width)
-    if not {"species", "pos"} <= starts.keys():
-        raise TomatError(f"{source} has the columns {', '.join(starts)}; expected species and pos among them.")
-    rows, at = [line.split() for line in lines[2 : 2 + count]], starts["pos"]
-    numbers = np.array([atomic_number(row[starts["species"]]) for row in rows])
-    places = np.array([_numbers(" ".join(row[at : at + 3]), 3, source) for row in rows])
+        columns[name] = slice(column, column := column + int(width))
+    if not {"species", "pos"} <= columns.keys():
+        raise TomatError(f"{source} has the columns {', '.join(columns)}; expected species and pos among them.")
+    rows = [line.split() for line in lines[2 : 2 + count]]
+
+    def named(part: str) -> list[float]:
+        """The numbers in columns with such a name, and of the cell in its line."""
+        own = [row[span] for name, span in columns.items() if part in name.lower() for row in rows]
+        stated = re.findall(rf"\b\w*{part}\w*=([-+]?\d[\d.]*)", head, flags=re.IGNORECASE)
+        words = itertools.chain(stated, *own)
+        return [number for word in words for number in finite_numbers(word.encode()) or ()]
+
+    # ASE writes the occupancies of all sites as `occupancy="_JSON {\"0\": {\"Na\": 0.5}}"`.
+    of_ase = re.search(r'\boccupancy="_JSON (.*?)}}"', head)
+    held = [*named("occupanc"), *map(float, re.findall(r":\s*([\d.]+)", of_ase[1] if of_ase else ""))]
+    if other := [each for each in held if each != 1]:
+        raise TomatError(f"{source} has a site with an occupancy of {other[0]:g}; expected full occupancy.")
+    for what, part in (("magnetic moments", "magmom"), ("charges", "charge")):
+        if any(named(part)):
+            warnings.warn(_unused(what), stacklevel=2)
+    numbers = np.array([atomic_number(row[columns["species"]][0]) for row in rows])
+    places = np.array([_numbers(" ".join(row[columns["pos"]]), 3, source) for row in rows])
     matrix = np.reshape(_numbers(lattice[1], 9, source), (3, 3))
     return matrix, numbers, places @ np.linalg.inv(matrix)
 

@@ -101,6 +101,17 @@ def test_what_is_not_kept_is_said(tmp_path, polarised, capsys):
     assert (tmp_path / "again.CHGCAR").read_text().endswith(AUGMENTATION)
 
 
+def test_augmentation_of_a_chgcar_of_vasp_4_is_kept(tmp_path, polarised):
+    lines = (polarised / "CHGCAR").read_text().splitlines(keepends=True)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "CHGCAR").write_text("".join(lines[:5] + lines[6:]))
+    words = ["convert", "--input", tmp_path / "in" / "CHGCAR", "--species", "Na", "F", "--output"]
+    assert density(*words, tmp_path / "out.CHGCAR") == 0
+    assert density(*words, tmp_path / "b.CHGCAR", "--augmentation_from", tmp_path / "in" / "CHGCAR") == 0
+    for name in ("out", "b"):
+        assert (tmp_path / f"{name}.CHGCAR").read_text().endswith(AUGMENTATION)
+
+
 def test_an_input_is_not_replaced(tmp_path, polarised, grid, capsys):
     before = (polarised / "CHGCAR").read_bytes()
     write_density(grid, tmp_path / "b.cube", "cube")

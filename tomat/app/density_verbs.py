@@ -273,9 +273,9 @@ def _convert(
             raise TomatError(f"the output {target} is {given}, which is also an input; expected another --output.")
     augmentation = None
     if args.augmentation_from is not None:
-        augmentation = read_augmentation(args.augmentation_from)
+        augmentation = read_augmentation(args.augmentation_from, rules)
     elif path is not None and parts.augmentation and form == "chgcar" and is_chgcar(path):
-        augmentation = read_augmentation(path)
+        augmentation = read_augmentation(path, rules)
     write_density(grid, target, form, augmentation=augmentation)
     not_kept = []
     if parts.spin_densities:

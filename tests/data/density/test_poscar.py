@@ -100,6 +100,12 @@ def test_atoms_that_are_not_sorted_are_as_many_groups():
     assert header(text).elements == ("Na", "Cl") * 500
 
 
+def test_logicals_without_selective_dynamics_are_no_fluorine():
+    assert header(with_symbols("F F F", "F F F")).elements is None
+    assert header(with_symbols("F F F Na", "F F F Na")).elements == ("Na", "Na")
+    assert header(with_symbols("F", "F")).elements == ("F", "F")
+
+
 def species(tmp_path, text="", **rules):
     found = header(text or SODIUM.format(""))
     return species_of(found, tmp_path / "CHGCAR", ReadRules(**rules))

@@ -236,10 +236,11 @@ def _coordinates(text: limits.BoundedText, n_atoms: int, selective: bool) -> tup
             )
         coords.append(values)
         rest = [word.decode("latin-1") for word in words[3:]]
-        if selective:
-            # As Fortran reads them: T, t, .TRUE., .F.
-            if len(rest) < 3 or not all(re.match(r"\.?[TF]", word, re.IGNORECASE) for word in rest[:3]):
-                raise TomatError(f"{source}: atom {atom} has no T or F for each axis, as selective dynamics needs.")
+        # As Fortran reads them: T, t, .TRUE., .F.
+        logicals = len(rest) >= 3 and all(re.match(r"\.?[TF]", word, re.IGNORECASE) for word in rest[:3])
+        if selective and not logicals:
+            raise TomatError(f"{source}: atom {atom} has no T or F for each axis, as selective dynamics needs.")
+        if logicals:  # VASP passes over them where no line says selective dynamics: they are no fluorine
             rest = rest[3:]
         if rest and rest[0] in SYMBOLS:
             symbols.append(rest[0])

@@ -130,6 +130,7 @@ def test_wrong_words_are_refused(tmp_path, polarised, grid, capsys):
     for words, message in (
         (["--input", polarised, "--output", tmp_path / "x.cube"], "2 densities for one file"),
         ([*one, tmp_path / "x.txt"], "says no format"),
+        ([*one, tmp_path / "x.CHGCAR.cube.xz"], "says no format"),
         ([*one, polarised / "b.cube", "--format", "zarr"], "is a file; --format needs a folder"),
         ([*one, tmp_path / "x.cube", "--augmentation_from", polarised / "CHGCAR"], "is for CHGCARs"),
         (["--demo", "nothing", "--output", tmp_path / "x.cube"], "no embedded density 'nothing'"),

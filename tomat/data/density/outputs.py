@@ -41,6 +41,7 @@ _EXCHANGES = 100
 def form_of(path: str | os.PathLike[str]) -> str:
     """The format that the name of a file to be written asks for."""
     from tomat.data.density.cube import SUFFIXES
+    from tomat.data.density.io import is_chgcar
 
     name = Path(path).name
     plain = name.removesuffix(".gz")
@@ -50,7 +51,7 @@ def form_of(path: str | os.PathLike[str]) -> str:
         return "json"
     if plain.endswith(SUFFIXES):
         return "cube"
-    if plain.endswith(".vasp") or "CHGCAR" in plain.upper():
+    if (plain.endswith(".vasp") or "CHGCAR" in plain.upper()) and is_chgcar(name):  # as it will be read
         return "chgcar"
     raise TomatError(
         f"the name {name} says no format; expected CHGCAR*[.gz], *.vasp[.gz], *.cube[.gz], *.zarr, *.json.gz or *.json."

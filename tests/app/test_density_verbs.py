@@ -112,6 +112,14 @@ def test_augmentation_of_a_chgcar_of_vasp_4_is_kept(tmp_path, polarised):
         assert (tmp_path / f"{name}.CHGCAR").read_text().endswith(AUGMENTATION)
 
 
+def test_augmentation_of_another_cell_is_said(tmp_path, polarised, grid, caplog):
+    larger = DensityGrid(grid.rho / 1.02**3, 1.02 * grid.lattice, grid.atomic_numbers, grid.frac_coords)
+    write_density(larger, tmp_path / "b.cube", "cube")
+    words = ["--input", tmp_path / "b.cube", "--output", tmp_path / "out.CHGCAR"]
+    assert density("convert", *words, "--augmentation_from", polarised / "CHGCAR") == 0
+    assert "belong to atoms or axes" in caplog.text
+
+
 def test_an_input_is_not_replaced(tmp_path, polarised, grid, capsys):
     before = (polarised / "CHGCAR").read_bytes()
     write_density(grid, tmp_path / "b.cube", "cube")

@@ -1,6 +1,7 @@
 """`tomat demo-data` and `tomat density`: the embedded densities, and density files of any format."""
 
 import argparse
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from tomat.data.density.rules import add_rule_flags, refuse_rules, rules_of
 if TYPE_CHECKING:
     from tomat.data.density.grid import DensityGrid
     from tomat.data.density.io import ReadRules
+
+logger = logging.getLogger(__name__)
 
 FORMATS = ("chgcar", "cube", "zarr", "json")
 VALENCES_HELP = (
@@ -263,6 +266,7 @@ def _convert(
     from tomat.data.density.demo.embedded import load_stored
     from tomat.data.density.io import is_chgcar, open_density, parts_beside
     from tomat.data.density.outputs import write_density
+    from tomat.predict.inference.interface import DISTANCE_TOLERANCE_A
 
     if path is None:
         grid, parts = load_stored(name), Parts()
@@ -277,6 +281,11 @@ def _convert(
     elif path is not None and parts.augmentation and form == "chgcar" and is_chgcar(path):
         augmentation = read_augmentation(path, rules)
     write_density(grid, target, form, augmentation=augmentation)
+    if augmentation is not None:
+        apart_a = augmentation.apart_a(grid.lattice, grid.frac_coords)
+        if apart_a > DISTANCE_TOLERANCE_A:
+            of = "%s: the augmentation occupancies belong to atoms or axes up to %.3f A from these"
+            logger.warning(of, name, apart_a)
     not_kept = []
     if parts.spin_densities:
         not_kept.append(f"{parts.spin_densities} spin density(s) not kept; only the total density is written")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from forked import Forked, until
+from pymatgen.core import Lattice, Structure
 from pymatgen.io.common import VolumetricData
 from pymatgen.io.vasp import Chgcar
 from scipy.io import FortranFile
@@ -127,17 +128,23 @@ def test_a_density_is_never_written_where_the_spread_of_another_belongs(places, 
     assert len(predict_structures(PREDICTOR, files, settings).failed) == 3
 
 
-def test_augmentation_occupancies_of_moved_atoms_are_flagged(tmp_path, places, settings):
+@pytest.mark.parametrize("strained", [False, True])
+def test_augmentation_occupancies_of_moved_atoms_or_another_cell_are_flagged(tmp_path, places, settings, strained):
     files = [file for file in find_structures(places)[0] if file.name != "chlorine"]
-    moved = skewed()
-    moved.translate_sites([1], [0.1, 0, 0], frac_coords=False)
+    moved = Structure(Lattice.from_parameters(*skewed().lattice.parameters), skewed().species, skewed().frac_coords)
+    moved_a = 0.1  # from the atoms of good.cif, whose axes lie as pymatgen lays them
+    if strained:
+        moved.apply_strain(0.02)
+        moved_a = 0.02 * max(skewed().lattice.abc)
+    else:
+        moved.translate_sites([1], [moved_a, 0, 0], frac_coords=False)
     source = tmp_path / "CHGCAR"
     Chgcar(moved, {"total": np.ones((2, 2, 2))}).write_file(str(source))
     with source.open("a") as file:
         file.write("augmentation occupancies   1   1\n  0.1\naugmentation occupancies   2   1\n  0.2\n")
     outcome = predict_structures(PREDICTOR, files, replace(settings, augmentation_from=str(source)))
     lines = {line["name"]: line for line in outcome.lines}
-    assert [flag["distance_a"] for flag in lines["good"]["flags"]] == [pytest.approx(0.1, abs=1e-4)]
+    assert [flag["distance_a"] for flag in lines["good"]["flags"]] == [pytest.approx(moved_a, abs=1e-4)]
     assert (settings.output / "good.CHGCAR").read_text().endswith("augmentation occupancies   2   1\n  0.2\n")
     assert all(names in lines["other"]["error"] for names in ("(Na F)", "(F Na)"))
 

@@ -69,6 +69,12 @@ class Augmentation:
     """Each with its line end: `augmentation occupancies   1  33` and the values, atom after atom. As in the file,
     except for what pymatgen cannot read: numbers without a space between them, and exponents with D or without E."""
 
+    def apart_a(self, lattice: np.ndarray, frac_coords: np.ndarray) -> float:
+        """How far, in A, an atom or the end of an axis lies from where these atoms in another cell have it, at most."""
+        apart = self.crystal.frac_coords - frac_coords
+        moved = (apart - np.round(apart)) @ lattice, self.crystal.lattice - lattice
+        return float(np.linalg.norm(np.concatenate(moved), axis=1).max())
+
 
 def read_grid_shape(path: Location) -> tuple[int, int, int]:
     """The sides of the grid of a CHGCAR. Reads none of its values."""

@@ -308,10 +308,9 @@ def _predict(
     write_density(prediction, target, settings.form, augmentation=augmentation, vectors=todo.vectors, metadata=metadata)
     flags = [*prediction.flags, *({"kind": "file", "text": f"{asked['structure']}: {note}"} for note in todo.notes)]
     if augmentation is not None:
-        apart = augmentation.crystal.frac_coords - crystal.frac_coords
-        apart_a = float(np.linalg.norm((apart - np.round(apart)) @ crystal.lattice, axis=1).max())
+        apart_a = augmentation.apart_a(crystal.lattice, crystal.frac_coords)
         if apart_a > DISTANCE_TOLERANCE_A:
-            text = f"the augmentation occupancies belong to atoms up to {apart_a:.3f} A from these"
+            text = f"the augmentation occupancies belong to atoms or axes up to {apart_a:.3f} A from these"
             flags.append({"kind": "augmentation", "distance_a": apart_a, "text": text})
     line = asked | {
         "seconds": prediction.seconds,

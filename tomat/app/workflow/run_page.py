@@ -93,7 +93,7 @@ def losses_chart(rows: list[dict[str, Any]]) -> Chart:
     series = []
     for name, key, mark in (("training", "train/loss", "line"), ("held-out compounds", VALIDATION, "both")):
         if found := [(row["step"], row[key]) for row in rows if is_figure(row.get(key))]:
-            series.append(Series(name, *map(list, zip(*found, strict=True)), mark))
+            series.append(Series(name, [step for step, _ in found], [loss for _, loss in found], mark))
     return Chart("loss by step", series, Axis("step"), Axis("loss"), "", LOSS_FIGURE, (7.0, 3.5))
 
 

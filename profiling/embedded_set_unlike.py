@@ -186,7 +186,7 @@ def _supercell(
 
 def large_compounds() -> list[Compound]:
     """Rattled supercells, vacancies, antisites and an alloy. Held out: vacancies of GaP and MgO."""
-    cube, long = (2, 2, 2), (2, 2, 3)
+    cube = (2, 2, 2)
     wide, near = SEMICONDUCTOR_REACH_A - 7.0, 8.0
     return [
         _supercell("Si", "Si", "diamond", 5.431, cube, "", wide),
@@ -201,10 +201,13 @@ def large_compounds() -> list[Compound]:
         _supercell("B", "N", "zinc blende", 3.615, cube, "", near),
         _supercell("Si", "C", "zinc blende", 4.36, cube, "antisite", near),
         _supercell("Li", "F", "rock salt", 4.03, cube, "", near),
-        _supercell("Si", "Si", "diamond", 5.431, long, "vacancy", near),
-        _supercell("Al", "As", "zinc blende", 5.661, long, "vacancy", near),
-        _supercell("Na", "Cl", "rock salt", 5.64, long, "vacancy", near),
-        _supercell("C", "C", "diamond", 3.567, long, "vacancy", near),
+        _supercell("Si", "Si", "diamond", 5.431, cube, "vacancy", wide),
+        _supercell("Al", "As", "zinc blende", 5.661, cube, "vacancy", wide),
+        _supercell("Al", "P", "zinc blende", 5.46, cube, "vacancy", wide),
+        _supercell("In", "P", "zinc blende", 5.87, cube, "vacancy", wide),
+        _supercell("Mg", "S", "rock salt", 5.20, cube, "vacancy", near),
+        _supercell("Li", "F", "rock salt", 4.03, cube, "vacancy", near),
+        _supercell("Be", "O", "zinc blende", 3.80, cube, "vacancy", near),
         _supercell("Ga", "N", "zinc blende", 4.50, cube, "", near),
         _supercell("Ca", "O", "rock salt", 4.81, cube, "", near),
     ]

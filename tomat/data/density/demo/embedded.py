@@ -32,7 +32,7 @@ GROUPS = {
     "metals": "metals without d or f electrons",
     "vacuum": "atoms and molecules in boxes, single layers, surfaces",
     "layered": "layered crystals",
-    "large": "vacancies, antisites and rattled supercells of 15 to 23 atoms",
+    "large": "vacancies, antisites and rattled supercells of 15 or 16 atoms",
 }
 """Groups of cells. A held-out compound is held out in every group."""
 

@@ -90,10 +90,14 @@ def write_training_page(
 
 def losses_chart(rows: list[dict[str, Any]]) -> Chart:
     """Training loss by step, and validation loss where it was measured; one that is not finite is no point."""
-    series = []
-    for name, key, mark in (("training", "train/loss", "line"), ("held-out compounds", VALIDATION, "both")):
-        if found := [(row["step"], row[key]) for row in rows if is_figure(row.get(key))]:
-            series.append(Series(name, [step for step, _ in found], [loss for _, loss in found], mark))
+
+    def drawn(key: str) -> tuple[list[int], list[float]]:
+        found = [row for row in rows if is_figure(row.get(key))]
+        return [row["step"] for row in found], [row[key] for row in found]
+
+    series = [Series("training", *drawn("train/loss"))]
+    if any(is_figure(row.get(VALIDATION)) for row in rows):
+        series.append(Series("held-out compounds", *drawn(VALIDATION), mark="both"))
     return Chart("loss by step", series, Axis("step"), Axis("loss"), "", LOSS_FIGURE, (7.0, 3.5))
 
 

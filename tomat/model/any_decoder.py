@@ -17,16 +17,12 @@ from tomat.model.nearby_atoms import AtomsRead, NearbyAtoms, PatchAtoms
 
 if TYPE_CHECKING:
     # Levanter's decoders import transformers, which takes an eighth of a field model's start.
-    from tomat.model.decoder import DensityDecoder, DensityDecoderConfig, Int8Matmuls
+    from tomat.model.decoder import DensityDecoderConfig, Int8Matmuls
 
 
 def is_density_decoder(config: LmConfig) -> "TypeGuard[DensityDecoderConfig]":
     """Whether `config` is that of tomat's own decoder; to ask this of a field model, no decoder is imported."""
     return config.get_choice_name(type(config)) == "density_decoder"
-
-
-def _is_own_decoder(model: LmHeadModel) -> "TypeGuard[DensityDecoder]":
-    return is_density_decoder(model.config)
 
 
 def build_mask(config: LmConfig) -> AttentionMask:
@@ -100,7 +96,9 @@ def hidden_and_head(
     key=None,
 ) -> HiddenHead:
     """The model's output after each token, with what it knows of the atoms if it has an `environment`."""
-    if not _is_own_decoder(model) or (environment := model.environment) is None:
+    from tomat.model.decoder import DensityDecoder  # no field model comes here
+
+    if not isinstance(model, DensityDecoder) or (environment := model.environment) is None:
         return HiddenHead(causal_activations(model, tokens, key=key), model.get_lm_head())
     if atoms is None or tables is None:
         raise TomatError("the model has model.environment and was given no atoms; read them with the rows.")
